@@ -1,0 +1,60 @@
+"""What the engine knows of a model: its shape, and one call.
+
+A model never knows requests, samplers or schedules: it gets the flat arrays of a step and the KV storage, and gives
+logits for the rows that were asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from ..kvcache.storage import KVStorage
+    from ..scheduling.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one block table: the same window and the same choice of what to evict."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0  # tokens a query can look back, itself included; 0 = all
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The facts of a loaded model that the rest of the engine needs."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    kv_groups: tuple[KVGroup, ...]
+    dtype: torch.dtype
+    device: torch.device
+    eos_token_ids: frozenset[int]  # union of config and generation_config; the tokenizer's is added by Engine
+    num_parameters: int
+    weight_bytes: int  # as held in memory, tied tensors once
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        return sum(2 * len(g.layers) * g.num_kv_heads * g.head_dim for g in self.kv_groups) * self.dtype.itemsize
+
+
+class Model(Protocol):
+    spec: ModelSpec
+
+    def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
+        """Write the step's K and V into `storage`, attend, return logits: float32 [len(logits_indices), vocab]."""
+        ...

@@ -1,0 +1,73 @@
+"""What comes out of the engine: of one step (`StepOutput`) and of one request (`RequestOutput`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did. `finished` and `preempted` list request ids; a request with n samples is finished when
+    its last sample is. `seconds` is wall time of the whole step."""
+
+    step: int
+    scheduled: dict[int, int]  # request id -> tokens computed in this step
+    preempted: list[int]
+    finished: list[int]
+    new_tokens: dict[int, list[tuple[int, int]]]  # request id -> [(child, token id)]
+    seconds: float
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds on time.monotonic(); a time that has not come yet is None.
+
+    ttft = first token − arrival (queueing included); tpot = (finished − first token) / (output tokens − 1), per
+    request, 0 for a single token; e2e = finished − arrival. Definitions of vLLM's serving benchmark.
+    """
+
+    arrival: float
+    first_token: float | None = None
+    finished: float | None = None
+    num_output_tokens: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def e2e(self) -> float | None:
+        return None if self.finished is None else self.finished - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        if self.finished is None or self.first_token is None:
+            return None
+        return (self.finished - self.first_token) / max(1, self.num_output_tokens - 1)
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample. `finish_reason`: "stop" | "length" | "cancelled" | "error", None while it runs; `stop_reason`: the
+    stop string or stop token id that matched, None for EOS and for length."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, float]] | None = None  # per token: {token id: log-probability}
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    error: str | None = field(default=None)

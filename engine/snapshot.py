@@ -1,0 +1,64 @@
+"""What a viewer may see of the engine at the end of one step: plain arrays and dataclasses, copied.
+
+Cheap to take (a few array copies), needs numpy only, and never changes after it was taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+
+class BlockState(IntEnum):
+    """The state of one KV block, as the pool map draws it."""
+
+    EMPTY = 0  # no text, no reader
+    CACHED = 1  # no reader, its text can still be found
+    ACTIVE = 2  # one reader
+    SHARED = 3  # two or more readers
+    PINNED = 4  # the null block, or held on purpose
+    IN_FLIGHT = 5  # a copy or a swap is reading or writing it
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """One sample of one request (child 0 is the request itself until it forks)."""
+
+    id: int
+    child: int
+    status: str  # "waiting" | "running" | "preempted" | "finished" | "cancelled" | "failed"
+    num_samples: int  # n of the request
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    block_tables: tuple[np.ndarray, ...]  # one int32 array a KV group
+    blocked_because: str  # "" while it runs
+    label: str = ""  # first words of the prompt, for the screen
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine between two steps. Per-block arrays have `num_blocks` entries; block 0 is the null block."""
+
+    step: int
+    time: float  # seconds, time.monotonic()
+    state: str  # "running" | "paused" | "stopped"
+    block_size: int
+    num_blocks: int
+    block_state: np.ndarray  # uint8, BlockState
+    ref_count: np.ndarray  # int32
+    generation: np.ndarray  # int32: how often this id was given out
+    filled: np.ndarray  # int32: slots written
+    owner: np.ndarray  # int32: index into `requests` of the first reader, −1 none
+    last_used_step: np.ndarray  # int32
+    eviction_order: np.ndarray  # int32: cached blocks, the next to be evicted first
+    requests: tuple[RequestState, ...]  # live ones, in order of arrival, children together
+    counters: dict[str, float] = field(default_factory=dict)  # as Engine.metrics()
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks with at least one reader (the null block aside)."""
+        return int(np.count_nonzero(self.ref_count[1:] > 0))

@@ -1,0 +1,17 @@
+"""kvscope.workbench: the views, their recording and the command line. Loaded on first use."""
+
+import importlib
+
+_HOMES = {"Workbench": ".workbench"}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module 'kvscope.workbench' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
