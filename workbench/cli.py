@@ -1,0 +1,86 @@
+"""The command line: `kvscope lab | app | bench | model | doctor`. Each command imports only what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from kvscope import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. An error that a user can mend is one sentence on stderr, no traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options) or 0
+    except (ValueError, FileNotFoundError, ConnectionError) as error:
+        print(f"kvscope: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvscope", description="Serve a language model and watch how it is done.")
+    parser.add_argument("--version", action="version", version=f"kvscope {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    lab = commands.add_parser("lab", help="open the notebooks in JupyterLab")
+    lab.add_argument("folder", nargs="?", default="kvscope-notebooks", help="where the notebooks are copied to")
+    lab.add_argument("--port", type=int, default=8888, help="first port to try (default 8888)")
+    lab.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    lab.set_defaults(run=_lab)
+
+    app = commands.add_parser("app", help="serve the workbench as a page of its own")
+    app.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
+    app.add_argument("--num-blocks", type=int, help="blocks in the pool")
+    app.add_argument("--port", type=int, default=5006, help="port (default 5006; 0 takes a free one)")
+    app.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    app.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    app.set_defaults(run=_app)
+
+    doctor = commands.add_parser("doctor", help="print versions, what works here and what to do about the rest")
+    doctor.set_defaults(run=_doctor)
+
+    from .cli_model import add_parser as add_model
+
+    add_model(commands)
+
+    from kvscope.engine.bench import add_parser as add_bench
+
+    add_bench(commands)
+    return parser
+
+
+def _lab(options: argparse.Namespace) -> int:
+    from .lab import open_lab
+
+    return open_lab(options.folder, port=options.port, browser=not options.no_browser)
+
+
+def _app(options: argparse.Namespace) -> int:
+    from .app import serve
+
+    engine_options = {} if options.num_blocks is None else {"num_blocks": options.num_blocks}
+    serve(
+        options.model,
+        port=options.port,
+        address=options.address,
+        show=not options.no_browser and _has_display(),
+        **engine_options,
+    )
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import report
+
+    print(report())
+    return 0
+
+
+def _has_display() -> bool:
+    from .lab import has_display
+
+    return has_display()
