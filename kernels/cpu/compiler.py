@@ -1,0 +1,306 @@
+"""How the CPU kernels are compiled, cached, called and warmed up.
+
+A kernel is a Python function over addresses and sizes that Numba compiles once, for the signature written on it:
+
+    @kernel("void(int64, int64, int64, float64)", parallel=True)
+    def scale(out, x, n, factor): ...
+
+    scale(out.data_ptr(), x.data_ptr(), x.numel(), 2.0)
+
+Addresses travel as int64 because a call with eight integers costs 0.2 µs and one with eight arrays twice that;
+`array_at(address, shape, dtype)` makes an array view of one inside a kernel, at no cost.
+
+What this module promises:
+- **The machine's flags come first.** `CPU` holds the features Numba hands to LLVM, read before anything is compiled.
+  LLVM aborts the whole process on an instruction that its target lacks, so whoever uses one asks `CPU` first.
+- **A cache of our own.** Numba's sees edits in the file of the function only. Compiled kernels live in a folder named by
+  a hash of every source here, the versions, and the target. The cache of the user's own functions stays as it is.
+- **One signature a kernel.** Nothing is specialised behind one's back; arguments convert as in C.
+- **Any thread may call.** Under the `omp` layer calls run side by side. `workqueue`, which Numba falls back to where
+  there is no OpenMP, dies if two threads enter it; there one process-wide lock takes them in turn.
+- **Threads by quota.** A container with two CPUs of sixty-four gets two threads, not sixty-four that spin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import pickle
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import numba
+import platformdirs
+from llvmlite import binding as llvm
+from numba import carray, types
+from numba.core import sigutils
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np.ufunc import parallel as numba_parallel
+
+# ------------------------------------------------------------------------------------------------ the machine
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFlags:
+    """The vector instructions that kernels may use in this process."""
+
+    name: str  # LLVM's name of the target, such as "znver5"
+    avx2: bool  # with FMA
+    avx512: bool  # F, BW, DQ and VL
+    avx512_bf16: bool  # dot products of bfloat16 pairs, and float32 -> bfloat16
+    avx512_vnni: bool  # dot products of int8 quadruples
+
+    @classmethod
+    def read(cls) -> CpuFlags:
+        """Reads the target that Numba gives to LLVM.
+
+        That is the host unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES say otherwise. Numba keeps the host's features
+        when only the name is changed; a name that is not the host's is taken at its word here: no AVX-512.
+        """
+        _, name, features = cpu_target.target_context.codegen().magic_tuple()
+        has = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        is_host = name == llvm.get_host_cpu_name() or numba.config.CPU_FEATURES is not None
+        avx2 = is_x86 and {"avx2", "fma"} <= has
+        avx512 = avx2 and is_host and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
+        return cls(name, avx2, avx512, avx512 and "avx512bf16" in has, avx512 and "avx512vnni" in has)
+
+
+CPU = CpuFlags.read()
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: its affinity, and the quota of its container (rounded up) where there is one."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows
+        cpus = os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs granted by the control group, version 2 or 1; None where there is no limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text()
+            period = (root / "cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except ValueError:  # "max"
+        return None
+
+
+_MOST_THREADS = numba.config.NUMBA_NUM_THREADS
+_num_threads = min(available_cpus(), _MOST_THREADS)
+_local = threading.local()  # .num_threads: what Numba was last told in this thread
+
+
+def num_threads() -> int:
+    """Threads that a parallel kernel uses: one process-wide number, `available_cpus()` to begin with."""
+    return _num_threads
+
+
+def set_num_threads(n: int) -> None:
+    """Sets `num_threads()`. Raises ValueError outside 1 … NUMBA_NUM_THREADS."""
+    global _num_threads
+    if not 1 <= n <= _MOST_THREADS:
+        raise ValueError(f"num_threads={n} must lie between 1 and {_MOST_THREADS}, the CPUs that Numba sees")
+    _num_threads = n
+
+
+@cache
+def threading_layer() -> str:
+    """Starts Numba's threads, `omp` where the user chose none, and says which layer serves: omp, tbb or workqueue."""
+    if numba.config.THREADING_LAYER == "default":
+        numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    numba_parallel._launch_threads()
+    return numba.threading_layer()
+
+
+# ---------------------------------------------------------------------------------------------------- the cache
+
+
+@cache
+def cache_folder() -> Path | None:
+    """The folder of this version's compiled kernels, made if need be; None where no folder can be written."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    target = cpu_target.target_context.codegen().magic_tuple()
+    digest.update(repr((numba.__version__, llvmlite.__version__, platform.python_version(), target, CPU)).encode())
+    root = Path(platformdirs.user_cache_dir("kvscope")) / "kernels"
+    folder = root / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        os.utime(folder)
+        for other in root.iterdir():  # what older versions left, and nothing has used for a month
+            if time.time() - other.stat().st_mtime > 30 * 86400:
+                shutil.rmtree(other, ignore_errors=True)
+    except OSError:
+        return None
+    return folder
+
+
+class _KernelCache(NullCache):
+    """One file per kernel and signature, written whole or not at all; what cannot be read is compiled again."""
+
+    def __init__(self, function: Callable):
+        code = function.__code__
+        body = f"{function.__module__}.{function.__qualname__} {code.co_code!r} {code.co_consts!r}"
+        self._name = f"{function.__name__}-{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+
+    @property
+    def cache_path(self):
+        return cache_folder()
+
+    def path(self, signature) -> Path | None:
+        arguments = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
+        return cache_folder() and cache_folder() / f"{self._name}-{arguments}"
+
+    def load_overload(self, sig, target_context):
+        target_context.refresh()
+        try:
+            return CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
+        except Exception:  # missing, cut short, or no folder: a cache never stands in the way
+            return None
+
+    def save_overload(self, sig, data):
+        if self.path(sig) is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk costs the compile time, nothing else
+            handle, temporary = tempfile.mkstemp(dir=cache_folder())
+            with os.fdopen(handle, "wb") as file:
+                file.write(pickle.dumps(data._reduce()))
+            os.replace(temporary, self.path(sig))
+
+
+# --------------------------------------------------------------------------------------------------- the kernels
+
+
+class Kernel:
+    """A compiled function, called with plain integers and floats. Made by `kernel`."""
+
+    def __init__(self, function: Callable, signature: str, group: str, parallel: bool, fastmath):
+        options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "fastmath": fastmath}
+        self.name = function.__name__
+        self.group = group
+        self.parallel = parallel
+        self.dispatcher = numba.njit(**options)(function)
+        self.dispatcher._cache = _KernelCache(function)
+        self._arguments, _ = sigutils.normalize_signature(signature)
+        self._compiled = None
+        self.__doc__ = function.__doc__
+
+    def is_cached(self) -> bool:
+        """True where the kernel is compiled already, in this process or in the cache folder."""
+        path = self.dispatcher._cache.path(self._arguments)
+        return self._compiled is not None or (path is not None and path.exists())
+
+    def compile(self) -> float:
+        """Compiles the kernel, or loads it from the cache. Returns the seconds it took."""
+        start = time.perf_counter()
+        with _COMPILE_LOCK:
+            if self._compiled is None:
+                if self.parallel:
+                    threading_layer()
+                self.dispatcher.compile(self._arguments)
+                self.dispatcher.disable_compile()
+                self._compiled = self.dispatcher
+        return time.perf_counter() - start
+
+    def __call__(self, *args):
+        if self._compiled is None:
+            self.compile()
+        if not self.parallel:
+            return self._compiled(*args)
+        if getattr(_local, "num_threads", 0) != _num_threads:  # Numba keeps this number per thread
+            numba.set_num_threads(_num_threads)
+            _local.num_threads = _num_threads
+        if threading_layer() != "workqueue":
+            return self._compiled(*args)
+        with _WORKQUEUE_LOCK:
+            return self._compiled(*args)
+
+
+_COMPILE_LOCK = threading.RLock()
+_WORKQUEUE_LOCK = threading.Lock()
+_KERNELS: list[Kernel] = []
+
+
+def kernel(signature: str, *, parallel: bool = False, fastmath=False, group: str = "common") -> Callable:
+    """Makes a function a `Kernel`: compiled at its first call or at warm-up, without the GIL, cached on disk.
+
+    `signature` is Numba's, such as "void(int64, int64, float64)". `parallel` allows `prange`; write it over
+    `num_threads` parts that are passed as an argument, so that the number of threads is the caller's. `fastmath` is
+    Numba's. `group` says which warm-up takes it along. The function may use module-level names, `inline` functions
+    and intrinsics; all of them must be defined in this package, whose sources name the cache.
+    """
+
+    def decorate(function: Callable) -> Kernel:
+        made = Kernel(function, signature, group, parallel, fastmath)
+        _KERNELS.append(made)
+        return made
+
+    return decorate
+
+
+def inline(function: Callable) -> Callable:
+    """A helper that kernels call: typed where it is used, part of the kernel's code, never cached by itself."""
+    return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+def warm_up(
+    groups: Collection[str] | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, float]:
+    """Compiles or loads every kernel of the named groups (all by default). Returns the seconds of each.
+
+    `progress(done, total, name)` is called before each kernel that is not cached, and once at the end if any was not.
+    """
+    chosen = [k for k in _KERNELS if groups is None or k.group in groups]
+    missing = [k for k in chosen if not k.is_cached()]
+    seconds = {}
+    for k in sorted(chosen, key=missing.__contains__):
+        if progress is not None and k in missing:
+            progress(missing.index(k), len(missing), k.name)
+        seconds[k.name] = k.compile()
+    if progress is not None and missing:
+        progress(len(missing), len(missing), "")
+    return seconds
+
+
+# ------------------------------------------------------------------------------------------------------ pointers
+
+
+@intrinsic
+def pointer(typingctx, address, dtype):
+    """The int64 `address` as a pointer to `dtype`, such as `numba.float32`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(dtype.dtype)(types.int64, dtype), codegen
+
+
+@inline
+def array_at(address, shape, dtype):
+    """The C-ordered array of `shape` (an integer or a tuple) and `dtype` that starts at the int64 `address`."""
+    return carray(pointer(address, dtype), shape)
