@@ -44,6 +44,7 @@ class ModelSpec:
     device: torch.device
     eos_token_ids: frozenset[int]  # union of config and generation_config; the tokenizer's is added by Engine
     num_parameters: int
+    tied_embeddings: bool  # the head is the embedding table, stored once
     weight_bytes: int  # as held in memory, tied tensors once
 
     @property
