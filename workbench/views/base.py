@@ -1,0 +1,282 @@
+"""What every view shares: the frame it draws, the selection, and patches that send only the rows that changed.
+
+A view is a function of a `Frame`: it has sources (ColumnDataSources with every column declared), a root to show, and
+`update(frame)`. It never touches the engine and never owns a thread; whoever owns the document calls `update` under
+one hold, and each source then sends at most one change a tick. `summary()` is the one sentence over the panel and its
+alt text, `table()` its text twin. Views stand alone: without callbacks a tap simply does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from bokeh.core.property.vectorization import value
+from bokeh.models import ColumnDataSource, UIElement
+from bokeh.plotting import figure
+
+from kvscope.engine.events import Event
+from kvscope.engine.snapshot import EngineSnapshot, RequestState
+
+from ..theme import FONT, LIGHT, OwnerSlots, Theme, sequence_label
+
+ENDED = frozenset({"finished", "cancelled", "failed"})
+TABLE_ROWS = 200  # text twins show no more; `table()` says how many are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The one thing that is selected, in every view: a request or a block."""
+
+    kind: str  # "request" | "block"
+    id: int
+    generation: int = -1  # of a block: which of its lives; −1 any
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One tick: the newest snapshot and what happened since the last frame. Derived values are computed once."""
+
+    snapshot: EngineSnapshot
+    events: Sequence[Event] = ()  # since the frame before, oldest first
+    lost: int = 0  # events that fell out of the ring in between
+    selection: Selection | None = None
+    info: Any = None  # EngineInfo; None in tests and replays without one
+    now: float = 0.0  # seconds, time.monotonic()
+    slots: OwnerSlots = field(default_factory=OwnerSlots)  # shared by all views of a workbench
+
+    def __post_init__(self) -> None:
+        self.slots.update(r.id for r in self.snapshot.requests if r.status not in ENDED)
+
+    @property
+    def running(self) -> bool:
+        return self.snapshot.state == "running"
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What each of `snapshot.requests` is called: 3, or 3a once it has split."""
+        return [label_of(r) for r in self.snapshot.requests]
+
+    @cached_property
+    def owner_slots(self) -> np.ndarray:
+        """Hue slot of each of `snapshot.requests`, int64 [requests]."""
+        return np.fromiter((self.slots.slot(r.id) for r in self.snapshot.requests), np.int64)
+
+    @cached_property
+    def request_ids(self) -> np.ndarray:
+        return np.fromiter((r.id for r in self.snapshot.requests), np.int64)
+
+    @cached_property
+    def _readers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Readers of all blocks, grouped: (start of each block's readers [num_blocks + 1], reader index [sum])."""
+        tables = [(i, t) for i, r in enumerate(self.snapshot.requests) for t in r.block_tables if len(t)]
+        starts = np.zeros(self.snapshot.num_blocks + 1, np.int64)
+        if not tables:
+            return starts, np.zeros(0, np.int64)
+        blocks = np.concatenate([t for _, t in tables])
+        reader = np.repeat([i for i, _ in tables], [len(t) for _, t in tables])
+        keep = blocks > 0  # the null block has no reader
+        blocks, reader = blocks[keep], reader[keep]
+        np.cumsum(np.bincount(blocks, minlength=self.snapshot.num_blocks), out=starts[1:])
+        return starts, reader[np.argsort(blocks, kind="stable")]
+
+    def readers(self, block_id: int) -> np.ndarray:
+        """Indices into `snapshot.requests` of the sequences that read a block, in order of arrival."""
+        starts, reader = self._readers
+        return reader[starts[block_id] : starts[block_id + 1]]
+
+    @cached_property
+    def selected_requests(self) -> frozenset[int]:
+        """Ids of the requests that the selection concerns; empty without one."""
+        if self.selection is None:
+            return frozenset()
+        if self.selection.kind == "request":
+            return frozenset({self.selection.id})
+        if not 0 <= self.selection.id < self.snapshot.num_blocks:
+            return frozenset()
+        return frozenset(int(self.request_ids[i]) for i in self.readers(self.selection.id))
+
+    @cached_property
+    def selected_blocks(self) -> np.ndarray:
+        """Ids of the blocks that get the accent ring, int64."""
+        if self.selection is None:
+            return np.zeros(0, np.int64)
+        if self.selection.kind == "block":
+            inside = 0 <= self.selection.id < self.snapshot.num_blocks
+            return np.array([self.selection.id] if inside else [], np.int64)
+        return self._blocks_of(self.selected_requests)
+
+    @cached_property
+    def lit_blocks(self) -> np.ndarray | None:
+        """bool [num_blocks]: blocks that stay at full strength; None without a selection."""
+        if self.selection is None:
+            return None
+        lit = np.zeros(self.snapshot.num_blocks, bool)
+        lit[self.selected_blocks] = True
+        lit[self._blocks_of(self.selected_requests)] = True
+        return lit
+
+    def _blocks_of(self, request_ids: frozenset[int]) -> np.ndarray:
+        tables = [t for r in self.snapshot.requests if r.id in request_ids for t in r.block_tables]
+        blocks = np.unique(np.concatenate(tables)) if tables else np.zeros(0, np.int64)
+        return blocks[blocks > 0].astype(np.int64)
+
+
+def label_of(request: RequestState) -> str:
+    """3 for a request, 3a to 3d for its samples once the prompt is done and it has split."""
+    forked = request.num_samples > 1 and request.num_output_tokens > 0
+    return sequence_label(request.id, request.child, forked=forked)
+
+
+class View:
+    """Base of all views. A subclass builds `self.sources` and `self.root`, and implements the four methods below."""
+
+    title = ""
+
+    def __init__(
+        self,
+        theme: Theme = LIGHT,
+        *,
+        on_select: Callable[[Selection | None], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ):
+        self.theme = theme
+        self.on_select = on_select or (lambda selection: None)
+        self.on_step = on_step or (lambda step: None)
+        self.sources: dict[str, ColumnDataSource] = {}
+        self.root: UIElement
+        self.frame: Frame | None = None
+
+    @property
+    def source(self) -> ColumnDataSource:
+        """The first source: the one that holds what the view is about."""
+        return next(iter(self.sources.values()))
+
+    def update(self, frame: Frame) -> None:
+        """Draw `frame`. Called by the owner of the document, under one hold."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """The sentence over the panel; also its alt text."""
+        raise NotImplementedError
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The text twin: headers and at most TABLE_ROWS rows."""
+        raise NotImplementedError
+
+    def restyle(self, theme: Theme) -> None:
+        """Repaint in place with another theme; no figure is rebuilt."""
+        raise NotImplementedError
+
+
+def capped(rows: list[list[str]]) -> list[list[str]]:
+    """The first TABLE_ROWS rows, and one more that says how many are left out."""
+    if len(rows) <= TABLE_ROWS:
+        return rows
+    return [*rows[:TABLE_ROWS], [f"and {len(rows) - TABLE_ROWS:,} more", *[""] * (len(rows[0]) - 1)]]
+
+
+class Rows:
+    """The columns of one source that change row by row; `flush()` sends one patch with only the rows that differ.
+
+    Each column is compared through `codes`, an integer array with one entry a row, and only changed rows are turned
+    into what the browser needs: through a palette (a sequence, indexed by code) or a function (rows, codes) -> values.
+    """
+
+    _RUN = 6  # from this many neighbours on, one slice is shorter than single rows
+
+    def __init__(self, source: ColumnDataSource):
+        self.source = source
+        self._codes: dict[str, np.ndarray] = {}
+        self._patch: dict[str, list[tuple[int | slice, Any]]] = {}
+
+    def set(self, column: str, codes: np.ndarray, encode: Sequence | Callable | None = None) -> None:
+        old = self._codes.get(column)
+        rows = np.arange(len(codes)) if old is None else np.flatnonzero(codes != old)
+        if not len(rows):
+            return
+        new = codes[rows]
+        if encode is None:
+            values = new.tolist()
+        elif callable(encode):
+            values = encode(rows, new)
+        else:
+            values = [encode[code] for code in new.tolist()]
+        self._codes[column] = codes.copy()
+        self._patch[column] = self._pack(rows, values)
+
+    def _pack(self, rows: np.ndarray, values: list) -> list[tuple[int | slice, Any]]:
+        edges = np.flatnonzero(np.diff(rows) > 1) + 1
+        packed: list[tuple[int | slice, Any]] = []
+        for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(rows)], strict=True):
+            first = int(rows[start])
+            if stop - start >= self._RUN:
+                packed.append((slice(first, first + stop - start), values[start:stop]))
+            else:
+                packed.extend(zip(range(first, first + stop - start), values[start:stop], strict=True))
+        return packed
+
+    def flush(self) -> None:
+        if self._patch:
+            patch, self._patch = self._patch, {}
+            self.source.patch(patch)
+
+    def forget(self, columns: Sequence[str] | None = None) -> None:
+        """Send these columns (default: all) in full next time; used when a theme changes what the codes mean."""
+        for column in list(self._codes) if columns is None else columns:
+            self._codes.pop(column, None)
+
+
+def replace_if_changed(source: ColumnDataSource, data: dict[str, Any]) -> bool:
+    """Set all of `data` in one change, and only if it differs from what the source holds; for small sources."""
+    held = source.data
+    if held.keys() == data.keys() and all(_same(held[name], data[name]) for name in data):
+        return False
+    source.data = data
+    return True
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return len(a) == len(b) and bool(np.all(np.asarray(a) == np.asarray(b)))
+    return a == b
+
+
+def font() -> Any:
+    """The system stack, as a Bokeh value (a bare string would be read as a column name)."""
+    return value(FONT)
+
+
+def plain_figure(theme: Theme, **options: Any) -> figure:
+    """A figure with no toolbar, grid or default tools, painted from the theme."""
+    fig = figure(
+        **{
+            "toolbar_location": None,
+            "tools": [],
+            "output_backend": "canvas",
+            "outline_line_color": None,
+            "min_border": 2,
+            "sizing_mode": "stretch_width",
+            **options,
+        }  # fmt: skip
+    )
+    fig.grid.visible = False
+    for axis in fig.axis:
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = None
+        axis.major_label_text_font = FONT
+        axis.major_label_standoff = 6
+    paint_figure(fig, theme)
+    return fig
+
+
+def paint_figure(fig: figure, theme: Theme) -> None:
+    """Background and axis text of a figure in `theme`."""
+    fig.background_fill_color = fig.border_fill_color = theme.panel
+    for axis in fig.axis:
+        axis.major_label_text_color = theme.muted
+        axis.major_label_text_font_size = theme.font(12.5)
+    for grid in fig.grid:
+        grid.grid_line_color = theme.line
