@@ -1,0 +1,118 @@
+"""From logits to token ids, for every sample of one step.
+
+In: logits float32 [S, vocab] and one `SampleRow` a sample; several rows may read the same logits (the n samples of a
+prompt that has just been computed). Out: one token id a row, log-probabilities for the rows that asked, and the rows
+whose logits were not finite. Knows no request, no schedule and no text; keeps no state between calls, so what a row
+draws depends on that row alone: not on its neighbours, its place in the batch, or an earlier preemption.
+
+Order of work for a row: log-probabilities are taken from the raw logits, then masked ids get −inf, then temperature,
+top-k, top-p and min-p apply by the one rule that `kernels.sample` documents, and one uniform number picks the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from kvscope.kernels.ops import Ops
+
+from .logprobs import TopLogprobs
+from .params import SamplingParams
+from .random import request_seed, uniforms
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One token to choose. All fields are filled by the core from the sample's request."""
+
+    logits_row: int  # index into logits; children of a just computed prompt share one
+    params: SamplingParams
+    request_id: int  # stands in for the seed where params.seed is None
+    child: int
+    num_output_tokens: int  # tokens this sample already has: the counter of its random stream
+    masked_token_ids: Sequence[int] = ()  # may not be chosen: EOS and stop ids while below min_tokens
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Aligned with the rows given. A row in `invalid` has token id −1 and no log-probabilities."""
+
+    token_ids: list[int]
+    logprobs: list[dict[int, float] | None]  # {token id: log-probability}, best first, the chosen one always inside
+    invalid: list[int] = field(default_factory=list)  # rows whose logits held NaN, +inf or nothing but −inf
+
+
+class Sampler:
+    """`seed` is the engine's: a request without its own seed draws from (engine seed, request id)."""
+
+    def __init__(self, kernels: Ops, vocab_size: int, seed: int = 0):
+        self.kernels = kernels
+        self.vocab_size = vocab_size
+        self.seed = seed
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+        """Choose one token a row. `logits` float32 [S, vocab] may be overwritten (masked ids become −inf)."""
+        if not rows:
+            return Sampled([], [])
+        best = logits.amax(dim=-1)  # [S]; NaN wins a maximum, so one reduction finds every kind of broken row
+        top = TopLogprobs(logits, rows)
+        self._mask(logits, rows)
+        token_ids = self._choose(logits, rows)
+        broken = (~torch.isfinite(best)).nonzero().flatten().tolist()
+        if not broken:
+            return Sampled(token_ids, top.of(token_ids))
+        invalid = [i for i, row in enumerate(rows) if row.logits_row in broken]
+        logprobs = top.of(token_ids)
+        for i in invalid:
+            token_ids[i], logprobs[i] = -1, None
+        return Sampled(token_ids, logprobs, invalid)
+
+    def _mask(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+        masked = [(row.logits_row, t) for row in rows for t in row.masked_token_ids]
+        if masked:
+            where = torch.tensor(masked, device=logits.device)  # int64 [masked ids, 2]
+            logits[where[:, 0], where[:, 1]] = -torch.inf
+
+    def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """Greedy rows and drawn rows each go through their kernel once."""
+        drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+        if not drawn:
+            return self.kernels.greedy(_select(logits, rows)).tolist()
+        draw = [rows[i] for i in drawn]
+        ids = self._draw(_select(logits, draw), draw)
+        if len(drawn) == len(rows):
+            return ids
+        token_ids = [-1] * len(rows)
+        for i, token_id in zip(drawn, ids, strict=True):
+            token_ids[i] = token_id
+        greedy = [i for i, row in enumerate(rows) if row.params.greedy]
+        best = self.kernels.greedy(_select(logits, [rows[i] for i in greedy])).tolist()
+        for i, token_id in zip(greedy, best, strict=True):
+            token_ids[i] = token_id
+        return token_ids
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        uniform = uniforms(
+            [request_seed(row.params.seed, self.seed, row.request_id) for row in rows],
+            [row.child for row in rows],
+            [row.num_output_tokens for row in rows],
+        )  # float64 [S]
+        params = [row.params for row in rows]
+        device = logits.device
+        return self.kernels.sample(
+            logits,
+            torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
+            torch.tensor([min(max(p.top_k, 0), self.vocab_size) for p in params], dtype=torch.int32, device=device),
+            torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
+            torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
+            torch.from_numpy(uniform).to(device),
+        ).tolist()
+
+
+def _select(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The logits of these rows, [len(rows), vocab]; no copy where they are all rows in order."""
+    wanted = [row.logits_row for row in rows]
+    if wanted == list(range(logits.shape[0])):
+        return logits
+    return logits[torch.tensor(wanted, device=logits.device)]
