@@ -59,3 +59,7 @@ class Model(Protocol):
     def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
         """Write the step's K and V into `storage`, attend, return logits: float32 [len(logits_indices), vocab]."""
         ...
+
+    def close(self) -> None:
+        """Drop this engine's hold on the weights, whoever still refers to the object. Twice is fine."""
+        ...

@@ -1,0 +1,176 @@
+"""The native decoder: Llama-like models on the operations of `kvscope.kernels`.
+
+    input ids ─ embedding ─▶ residual stream, float32 [T, hidden]
+        each layer:  norm ─ qkv ─ (head norms) ─ rotary ─ write K, V ─ paged attention ─ o   ─▶ += residual
+                     norm ─ gate | up ─ silu·mul ─ down                                      ─▶ += residual
+    norm ─ head ─▶ logits, float32, only for the rows that are sampled
+
+One call does a step: any mix of prompts, pieces of prompts and single tokens, told apart only by the arrays of the batch.
+The model holds no state of a step, so engines that share weights may run at once. Activations are in the model's dtype;
+the residual stream, norms and softmax are float32. In the last layer everything after the K and V of the step is
+computed for the sampled rows alone.
+
+Letters: T tokens of the step, S sampled rows, H hidden, Hq query heads, Hk KV heads, d head size, I intermediate, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .base import KVGroup, ModelSpec
+from .decoder_config import DecoderConfig
+from .rope import RotaryTable
+
+if TYPE_CHECKING:
+    from kvscope.kernels.ops import Ops
+
+    from ..kvcache.storage import KVStorage
+    from ..scheduling.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parameters of one layer; the projections are packed by the kernels that will read them."""
+
+    input_norm: torch.Tensor  # float32 [H]
+    qkv: Any  # [(Hq + 2·Hk)·d, H]: q, k and v in one product
+    q_norm: torch.Tensor | None  # float32 [d]
+    k_norm: torch.Tensor | None
+    o: Any  # [H, Hq·d]
+    post_norm: torch.Tensor  # float32 [H]
+    gate_up: Any  # [2·I, H]: gate, then up
+    down: Any  # [H, I]
+    window: int
+    rotates: bool
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All parameters of a model on one device, in one dtype, packed for one kernel implementation."""
+
+    layers: tuple[Layer, ...]
+    embedding: torch.Tensor | None  # [V, H]; None when the head serves the lookup too
+    final_norm: torch.Tensor
+    head: Any  # [V, H]
+    rope: RotaryTable
+    num_parameters: int
+    num_bytes: int
+
+
+class Decoder:
+    """A loaded model. `close()` drops this engine's hold on the weights, whoever still refers to the object."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        *,
+        name: str,
+        architecture: str,
+        eos_token_ids: frozenset[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Ops,
+    ):
+        self.config = config
+        self.kernels = kernels
+        self._weights: DecoderWeights | None = weights
+        self.spec = ModelSpec(
+            name=name,
+            architecture=architecture,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_model_len,
+            # One group whatever the windows are: every block of a request is kept, and a layer with a window
+            # looks at the last ones only.
+            kv_groups=(KVGroup(tuple(range(config.num_layers)), config.num_kv_heads, config.head_dim),),
+            dtype=dtype,
+            device=device,
+            eos_token_ids=eos_token_ids,
+            num_parameters=weights.num_parameters,
+            tied_embeddings=weights.embedding is None,
+            weight_bytes=weights.num_bytes,
+        )
+
+    @property
+    def weights(self) -> DecoderWeights:
+        if self._weights is None:
+            raise RuntimeError(f"the model {self.spec.name} is closed; load it again")
+        return self._weights
+
+    def close(self) -> None:
+        self._weights = None
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
+        """Write the step's K and V into `storage`, attend, return logits: float32 [S, V]."""
+        k, c, w, dtype = self.kernels, self.config, self.weights, self.spec.dtype
+        cos_sin = w.rope.upto(self._num_positions(batch))
+        rows = w.head.rows if w.embedding is None else w.embedding.__getitem__
+        residual = rows(batch.input_ids).to(torch.float32, copy=True)  # [T, H]
+        if c.embedding_multiplier != 1.0:
+            residual *= c.embedding_multiplier
+        x = k.rms_norm(residual, w.layers[0].input_norm, c.rms_norm_eps, out_dtype=dtype)
+        last = len(w.layers) - 1
+        for i, layer in enumerate(w.layers):
+            attended = self._attention(i, layer, x, cos_sin, batch, storage)  # [T, Hq·d]
+            if i == last:
+                attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]  # [S, …]
+            x = self._scaled(k.linear(attended, layer.o))
+            x = k.add_rms_norm(x, residual, layer.post_norm, c.rms_norm_eps, out_dtype=dtype)
+            x = self._scaled(k.linear(k.silu_mul(k.linear(x, layer.gate_up)), layer.down))
+            norm = w.final_norm if i == last else w.layers[i + 1].input_norm
+            x = k.add_rms_norm(x, residual, norm, c.rms_norm_eps, out_dtype=dtype)
+        logits = k.linear(x, w.head, out_dtype=torch.float32)  # [S, V]
+        return logits if c.logits_divisor == 1.0 else logits / c.logits_divisor
+
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, cos_sin: torch.Tensor, batch: Batch, storage: KVStorage
+    ) -> torch.Tensor:
+        """Project, rotate, store K and V, attend over everything stored: [T, Hq·d]."""
+        k, c = self.kernels, self.config
+        qkv = k.linear(x, layer.qkv)  # [T, (Hq + 2·Hk)·d]
+        query, key, value = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=-1)
+        if layer.q_norm is not None:
+            query = self._head_norm(query, layer.q_norm)
+            key = self._head_norm(key, layer.k_norm)
+        query = query.unflatten(-1, (c.num_heads, c.head_dim))  # [T, Hq, d], a view of qkv
+        key = key.unflatten(-1, (c.num_kv_heads, c.head_dim))
+        value = value.unflatten(-1, (c.num_kv_heads, c.head_dim))
+        if layer.rotates:
+            k.rotary(query, key, batch.positions, cos_sin)
+        group = storage.group_of(index)
+        pages, layout = storage.pages(index)
+        k.write_kv(key, value, pages, layout, batch.slot_mapping[group])
+        attended = k.paged_attention(
+            query,
+            pages,
+            layout,
+            batch.block_tables[group],
+            batch.query_start_loc,
+            batch.seq_lens,
+            scale=c.attention_scale,
+            window=layer.window,
+        )
+        return attended.flatten(1)
+
+    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of every head of [T, heads·d] by itself."""
+        flat = heads.reshape(-1, self.config.head_dim)
+        return self.kernels.rms_norm(flat, weight, self.config.rms_norm_eps, out_dtype=heads.dtype).view(heads.shape)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.config.residual_multiplier == 1.0 else x * self.config.residual_multiplier
+
+    def _num_positions(self, batch: Batch) -> int:
+        """Rows of the rotary table that the step needs; on a GPU the whole table, since looking would wait for it."""
+        if self.spec.device.type != "cpu":
+            return self.spec.max_model_len
+        return int(batch.positions.max()) + 1 if batch.num_tokens else 0
