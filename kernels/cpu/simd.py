@@ -1,0 +1,338 @@
+"""Vectors of 16 float32 and 32 bfloat16 as values inside a kernel: what Numba's own loops cannot say.
+
+Numba vectorises plain loops well as long as they are float32 and element by element. It has no bfloat16, and so no
+way to the instruction that multiplies 32 pairs of them and adds to 16 float32 sums. Here each operation is a small
+`intrinsic` that writes LLVM IR:
+
+    acc = zeros()
+    for k in range(pairs):
+        acc = dot_bf16(acc, broadcast_pair(x + 4 * k), load_bf16(w + 64 * k))
+    store_f32(out, acc)
+
+Addresses are int64 and need no alignment. `f32x16` and `bf16x32` live in registers, can be variables and loop-carried,
+and cannot cross a kernel's boundary. **All functions on vectors need `CPU.avx512_bf16`**: check it where the kernel is
+chosen, since LLVM aborts the process on an instruction that the target lacks. The scalar ones at the end run anywhere
+and are written so that LLVM vectorises the loop around them.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from llvmlite import ir
+from numba import float32, int32, int64, types, uint16, uint32
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from .compiler import inline
+
+I1, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+class BFloat(ir.Type):
+    """The LLVM type `bfloat`, which llvmlite does not have."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+BF16 = BFloat()
+F32X16, I32X16 = ir.VectorType(F32, 16), ir.VectorType(I32, 16)
+BF16X16, BF16X32 = ir.VectorType(BF16, 16), ir.VectorType(BF16, 32)
+
+
+class Vector(types.Type):
+    """Numba's type of a register: `f32x16` or `bf16x32`."""
+
+    def __init__(self, name: str, llvm_type: ir.Type):
+        super().__init__(name=name)
+        self.llvm_type = llvm_type
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, fe_type.llvm_type)
+
+
+f32x16 = Vector("f32x16", F32X16)
+bf16x32 = Vector("bf16x32", BF16X32)
+
+
+# ------------------------------------------------------------------------------------- pieces of IR, for generators
+
+
+def load(builder, address, llvm_type):
+    """Loads one `llvm_type` from an i64 address of any alignment."""
+    loaded = builder.load(builder.inttoptr(address, llvm_type.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+def store(builder, value, address):
+    """Stores a value at an i64 address of any alignment."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+
+def splat_ir(builder, scalar, lanes: int):
+    """A vector with `scalar` in every lane."""
+    vector = ir.VectorType(scalar.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def call(builder, name: str, result, args, constants=()):
+    """Calls the LLVM intrinsic `name`; `constants` are i32 immediates that follow the arguments."""
+    args = [*args, *(I32(c) for c in constants)]
+    function_type = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def prefetch_ir(builder, address):
+    """Asks for the cache line at an i64 address, for reading, into every level."""
+    byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte], constants=(0, 3, 1))
+
+
+def dot_bf16_ir(builder, acc, a, b):
+    """acc[i] + a[2i] b[2i] + a[2i+1] b[2i+1]: `vdpbf16ps`."""
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, [acc, a, b])
+
+
+def operation(result, *parameters):
+    """Makes `emit(builder, *values)` callable in kernels: it takes Numba types `parameters` and returns `result`.
+
+    Integers and floats given are converted to the declared type, as in C.
+    """
+
+    def decorate(emit):
+        def typer(typingctx, *args):
+            return result(*parameters), lambda context, builder, signature, values: emit(builder, *values)
+
+        typer.__name__, typer.__doc__ = emit.__name__, emit.__doc__
+        typer.__signature__ = inspect.signature(emit)  # Numba matches the arguments of a call by these names
+        return intrinsic(typer)
+
+    return decorate
+
+
+# ------------------------------------------------------------------------------------------ memory and registers
+
+
+@operation(types.void, int64)
+def prefetch(builder, address):
+    """Asks for the cache line at `address`; any address is allowed, also one that is not mapped."""
+    prefetch_ir(builder, address)
+
+
+@operation(f32x16)
+def zeros(builder):
+    return ir.Constant(F32X16, [0.0] * 16)
+
+
+@operation(f32x16, float32)
+def splat(builder, x):
+    """`x` in all 16 lanes."""
+    return splat_ir(builder, x, 16)
+
+
+@operation(f32x16, int64)
+def load_f32(builder, address):
+    return load(builder, address, F32X16)
+
+
+@operation(types.void, int64, f32x16)
+def store_f32(builder, address, vector):
+    store(builder, vector, address)
+
+
+def _first(builder, count):
+    """The mask of the first `count` of 16 lanes (all, if more)."""
+    lanes = ir.Constant(ir.VectorType(I64, 16), list(range(16)))
+    return builder.icmp_signed("<", lanes, splat_ir(builder, count, 16))
+
+
+@operation(f32x16, int64, int64, float32)
+def load_first_f32(builder, address, count, fill):
+    """The first `count` floats at `address`, and `fill` in the other lanes; memory past them is not touched."""
+    pointer = builder.inttoptr(address, F32X16.as_pointer())
+    args = [pointer, _first(builder, count), splat_ir(builder, fill, 16)]
+    return call(builder, "llvm.masked.load.v16f32.p0", F32X16, args)
+
+
+@operation(types.void, int64, f32x16, int64)
+def store_first_f32(builder, address, vector, count):
+    """Stores the first `count` lanes; memory past them is not touched."""
+    pointer = builder.inttoptr(address, F32X16.as_pointer())
+    call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), [vector, pointer, _first(builder, count)])
+
+
+@operation(bf16x32, int64)
+def load_bf16(builder, address):
+    """32 bfloat16, which is 16 pairs for `dot_bf16`."""
+    return load(builder, address, BF16X32)
+
+
+@operation(bf16x32, int64)
+def broadcast_pair(builder, address):
+    """The two bfloat16 at `address`, 16 times."""
+    return builder.bitcast(splat_ir(builder, load(builder, address, I32), 16), BF16X32)
+
+
+@operation(f32x16, int64)
+def load_bf16_as_f32(builder, address):
+    """16 bfloat16, widened to float32."""
+    return builder.fpext(load(builder, address, BF16X16), F32X16)
+
+
+@operation(types.void, int64, f32x16)
+def store_as_bf16(builder, address, vector):
+    """Rounds 16 float32 to the nearest bfloat16, ties to even, and stores them."""
+    store(builder, builder.fptrunc(vector, BF16X16), address)
+
+
+@operation(types.void, int64, f32x16, int64)
+def store_first_as_bf16(builder, address, vector, count):
+    """Rounds and stores the first `count` lanes; memory past them is not touched."""
+    pointer = builder.inttoptr(address, ir.VectorType(I16, 16).as_pointer())
+    bits = builder.bitcast(builder.fptrunc(vector, BF16X16), ir.VectorType(I16, 16))
+    call(builder, "llvm.masked.store.v16i16.p0", ir.VoidType(), [bits, pointer, _first(builder, count)])
+
+
+# ------------------------------------------------------------------------------------------------------ arithmetic
+
+
+@operation(f32x16, f32x16, bf16x32, bf16x32)
+def dot_bf16(builder, acc, a, b):
+    """acc[i] + a[2i] b[2i] + a[2i+1] b[2i+1], accumulated in float32; denormals count as zero."""
+    return dot_bf16_ir(builder, acc, a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def add(builder, a, b):
+    return builder.fadd(a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def sub(builder, a, b):
+    return builder.fsub(a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def mul(builder, a, b):
+    return builder.fmul(a, b)
+
+
+@operation(f32x16, f32x16, f32x16, f32x16)
+def fma(builder, a, b, c):
+    """a b + c, rounded once."""
+    return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
+
+
+@operation(f32x16, f32x16, f32x16)
+def maximum(builder, a, b):
+    """The larger of each lane; a lane of `b` where either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+@operation(float32, f32x16)
+def sum_of(builder, vector):
+    """The sum of the 16 lanes, added as a tree."""
+    return builder.call(
+        cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(F32, [F32, F32X16]), "llvm.vector.reduce.fadd.v16f32"
+        ),
+        [F32(-0.0), vector],
+        fastmath=("reassoc",),
+    )
+
+
+@operation(float32, f32x16)
+def max_of(builder, vector):
+    """The largest of the 16 lanes; NaN lanes are ignored."""
+    return call(builder, "llvm.vector.reduce.fmax.v16f32", F32, [vector])
+
+
+# Cephes' exp2f: 2^f - 1 = f P(f) for |f| <= 1/2, relative error 2e-7 (S. Moshier, Cephes library, exp2f.c)
+EXP2_COEFFICIENTS = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+)
+
+
+@operation(f32x16, f32x16)
+def exp2(builder, x):
+    """2^x with a relative error under 3e-7; 0 below -126 (also for -inf), inf from 128 on, NaN for NaN."""
+    whole = call(builder, "llvm.rint.v16f32", F32X16, [x])
+    f = builder.fsub(x, whole)
+    p = ir.Constant(F32X16, [EXP2_COEFFICIENTS[0]] * 16)
+    for coefficient in (*EXP2_COEFFICIENTS[1:], 1.0):
+        p = call(builder, "llvm.fma.v16f32", F32X16, [p, f, ir.Constant(F32X16, [coefficient] * 16)])
+    # scalef multiplies by 2^whole and saturates to 0 and inf by itself; f is NaN for infinite x, hence the select
+    ones = ir.Constant(ir.IntType(16), -1)
+    args = [p, whole, ir.Constant(F32X16, [0.0] * 16), ones, I32(4)]
+    scaled = call(builder, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, args)
+    low = builder.fcmp_ordered("<", x, ir.Constant(F32X16, [-126.0] * 16))
+    scaled = builder.select(low, ir.Constant(F32X16, [0.0] * 16), scaled)
+    high = builder.fcmp_ordered(">=", x, ir.Constant(F32X16, [128.0] * 16))
+    return builder.select(high, ir.Constant(F32X16, [float("inf")] * 16), scaled)
+
+
+# ------------------------------------------------------------------------------------------- scalars, on any machine
+
+
+@operation(uint32, float32)
+def bits_of(builder, x):
+    """The 32 bits of a float32."""
+    return builder.bitcast(x, I32)
+
+
+@operation(float32, uint32)
+def float_of(builder, bits):
+    """The float32 of 32 bits."""
+    return builder.bitcast(bits, F32)
+
+
+@inline
+def bf16_to_f32(x):
+    """The float32 of a bfloat16 given as its uint16 bits."""
+    return float_of(uint32(x) << uint32(16))
+
+
+@inline
+def f32_to_bf16(x):
+    """The uint16 bits of the bfloat16 nearest to a float32, ties to even; NaN stays NaN."""
+    bits = bits_of(x)
+    rounded = (bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
+    return uint16(rounded) if x == x else uint16((bits >> uint32(16)) | uint32(0x40))
+
+
+@operation(float32, float32)
+def rint_f32(builder, x):
+    """The whole number nearest to x, ties to even."""
+    return call(builder, "llvm.rint.f32", F32, [x])
+
+
+@inline
+def exp2_f32(x):
+    """2^x of a float32 as `exp2`, for x < 127.5 and for loops that LLVM vectorises."""
+    x = max(x, float32(-127.0))
+    whole = rint_f32(x)
+    f = x - whole
+    p = float32(EXP2_COEFFICIENTS[0])
+    for i in range(1, 6):
+        p = p * f + float32(EXP2_COEFFICIENTS[i])
+    p = p * f + float32(1.0)
+    return p * float_of(uint32(int32(whole) + int32(127)) << uint32(23)) if x >= float32(-126.0) else float32(0.0)
