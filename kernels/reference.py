@@ -43,7 +43,7 @@ def rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: t
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)  # [T, 1, rot_dim / 2] each
     for heads in (q, k):
-        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        first, second = heads[..., : 2 * half].to(torch.float32, copy=True).split(half, dim=-1)  # not a view of `heads`
         heads[..., :half] = (first * cos - second * sin).to(heads.dtype)
         heads[..., half : 2 * half] = (second * cos + first * sin).to(heads.dtype)
 
