@@ -45,8 +45,7 @@ _FOREIGN: dict[str, Any] = {
     "attn_logit_softcapping": None, "final_logit_softcapping": None, "logit_scale": None, "logits_scaling": 1.0,
     "embedding_multiplier": 1.0, "attention_multiplier": None, "residual_multiplier": 1.0, "clip_qkv": None,
     "query_pre_attn_scalar": None, "rope_interleaved": False, "alibi": False, "use_qk_norm": False, "qk_norm": False,
-    "num_experts": None, "num_local_experts": None, "sliding_window": None, "per_layer_config": None,
-    "quantization_config": None,
+    "num_experts": None, "num_local_experts": None, "sliding_window": None, "quantization_config": None,
 }  # fmt: skip
 
 
@@ -155,6 +154,8 @@ def _windows(config: PreTrainedConfig) -> tuple[int, ...]:
 
 def _refuse_unknown(config: PreTrainedConfig) -> None:
     read = _READ | _FAMILIES[config.model_type]
+    if getattr(config, "is_heterogeneous", False):
+        raise UnsupportedModel("per_layer_config: the native decoder implements layers of one shape only")
     for field in dataclasses.fields(config):
         if field.name in read or field.name in _NO_MATHS:
             continue

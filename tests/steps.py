@@ -1,0 +1,72 @@
+"""Drives a model with no engine: block tables dealt by hand, so that a model test can fail for the model's reasons only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from kvscope.engine.kvcache.storage import KVStorage
+from kvscope.engine.models.base import Model
+from kvscope.engine.models.runner import ModelRunner
+from kvscope.engine.scheduling.batch import Batch
+from kvscope.kernels.ops import Ops
+
+
+class HandDealt:
+    """Sequences over one pool; each gets the next free blocks, dealt in turns so that tables are not contiguous."""
+
+    def __init__(self, model: Model, kernels: Ops, *, block_size: int = 4, num_blocks: int = 256):
+        self.storage = KVStorage(
+            model.spec.kv_groups,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.spec.dtype,
+            device=model.spec.device,
+            kernels=kernels,
+        )
+        self.runner = ModelRunner(model, self.storage)
+        self.block_size = block_size
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self._next_block = 1  # block 0 is the null block
+
+    def step(self, tokens: dict[int, Sequence[int]], *, all_logits: bool = False) -> torch.Tensor:
+        """Give each row its tokens. Logits of the last token of every row, or of every token: float32 [S, vocab]."""
+        rows = {row: list(ids) for row, ids in tokens.items()}
+        cache_lens = [self.lengths.get(row, 0) for row in rows]
+        seq_lens = [have + len(ids) for have, ids in zip(cache_lens, rows.values(), strict=True)]
+        needed = {row: -(-length // self.block_size) for row, length in zip(rows, seq_lens, strict=True)}
+        for _ in range(max(needed.values())):
+            for row in rows:
+                if len(self.tables.setdefault(row, [])) < needed[row]:
+                    self.tables[row].append(self._next_block)
+                    self._next_block += 1
+        positions = [p for have, length in zip(cache_lens, seq_lens, strict=True) for p in range(have, length)]
+        owners = [row for row, ids in rows.items() for _ in ids]
+        slots = [
+            self.tables[row][p // self.block_size] * self.block_size + p % self.block_size
+            for row, p in zip(owners, positions, strict=True)
+        ]
+        starts = torch.tensor([0, *(len(ids) for ids in rows.values())]).cumsum(0)
+        widest = max(needed.values())
+        table = [self.tables[row][: needed[row]] + [0] * (widest - needed[row]) for row in rows]
+        batch = Batch(
+            input_ids=torch.tensor([i for ids in rows.values() for i in ids]),
+            positions=torch.tensor(positions),
+            query_start_loc=starts.int(),
+            cache_lens=torch.tensor(cache_lens, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            slot_mapping=(torch.tensor(slots),),
+            block_tables=(torch.tensor(table, dtype=torch.int32),),
+            logits_indices=torch.arange(len(positions)) if all_logits else starts[1:] - 1,
+            copies=(torch.zeros(0, 2, dtype=torch.long),),
+        )
+        self.lengths |= dict(zip(rows, seq_lens, strict=True))
+        return self.runner.execute(batch)
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int, *, row: int = 0) -> list[int]:
+        """Prompt in one step, then one token a step."""
+        ids = [int(self.step({row: prompt})[0].argmax())]
+        while len(ids) < num_tokens:
+            ids.append(int(self.step({row: ids[-1:]})[0].argmax()))
+        return ids
