@@ -163,10 +163,10 @@ def cache_folder() -> Path | None:
 class _KernelCache(NullCache):
     """One file per kernel and signature, written whole or not at all; what cannot be read is compiled again."""
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable, name: str):
         code = function.__code__
-        body = f"{function.__module__}.{function.__qualname__} {code.co_code!r} {code.co_consts!r}"
-        self._name = f"{function.__name__}-{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+        body = f"{function.__module__} {name} {code.co_code!r} {code.co_consts!r}"
+        self._name = f"{name}-{hashlib.sha256(body.encode()).hexdigest()[:12]}"
 
     @property
     def cache_path(self):
@@ -199,13 +199,13 @@ class _KernelCache(NullCache):
 class Kernel:
     """A compiled function, called with plain integers and floats. Made by `kernel`."""
 
-    def __init__(self, function: Callable, signature: str, group: str, parallel: bool, fastmath):
+    def __init__(self, function: Callable, signature: str, name: str, group: str, parallel: bool, fastmath):
         options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "fastmath": fastmath}
-        self.name = function.__name__
+        self.name = name
         self.group = group
         self.parallel = parallel
         self.dispatcher = numba.njit(**options)(function)
-        self.dispatcher._cache = _KernelCache(function)
+        self.dispatcher._cache = _KernelCache(function, name)
         self._arguments, _ = sigutils.normalize_signature(signature)
         self._compiled = None
         self.__doc__ = function.__doc__
@@ -246,17 +246,20 @@ _WORKQUEUE_LOCK = threading.Lock()
 _KERNELS: list[Kernel] = []
 
 
-def kernel(signature: str, *, parallel: bool = False, fastmath=False, group: str = "common") -> Callable:
+def kernel(
+    signature: str, *, parallel: bool = False, fastmath=False, group: str = "common", name: str | None = None
+) -> Callable:
     """Makes a function a `Kernel`: compiled at its first call or at warm-up, without the GIL, cached on disk.
 
     `signature` is Numba's, such as "void(int64, int64, float64)". `parallel` allows `prange`; write it over
     `num_threads` parts that are passed as an argument, so that the number of threads is the caller's. `fastmath` is
-    Numba's. `group` says which warm-up takes it along. The function may use module-level names, `inline` functions
+    Numba's. `group` says which warm-up takes it along. `name` tells apart the kernels that one function makes around
+    different intrinsics; name and module identify a kernel in the cache, so no two may share both. The function may use module-level names, `inline` functions
     and intrinsics; all of them must be defined in this package, whose sources name the cache.
     """
 
     def decorate(function: Callable) -> Kernel:
-        made = Kernel(function, signature, group, parallel, fastmath)
+        made = Kernel(function, signature, name or function.__name__, group, parallel, fastmath)
         _KERNELS.append(made)
         return made
 
