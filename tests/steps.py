@@ -30,8 +30,10 @@ class HandDealt:
         self.lengths: dict[int, int] = {}
         self._next_block = 1  # block 0 is the null block
 
-    def step(self, tokens: dict[int, Sequence[int]], *, all_logits: bool = False) -> torch.Tensor:
-        """Give each row its tokens. Logits of the last token of every row, or of every token: float32 [S, vocab]."""
+    def step(
+        self, tokens: dict[int, Sequence[int]], *, all_logits: bool = False, sampled: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Give each row its tokens. Logits of every row's last token, of every token, or of the tokens at `sampled`."""
         rows = {row: list(ids) for row, ids in tokens.items()}
         cache_lens = [self.lengths.get(row, 0) for row in rows]
         seq_lens = [have + len(ids) for have, ids in zip(cache_lens, rows.values(), strict=True)]
@@ -50,6 +52,9 @@ class HandDealt:
         starts = torch.tensor([0, *(len(ids) for ids in rows.values())]).cumsum(0)
         widest = max(needed.values())
         table = [self.tables[row][: needed[row]] + [0] * (widest - needed[row]) for row in rows]
+        wanted = torch.arange(len(positions)) if all_logits else starts[1:] - 1
+        if sampled is not None:
+            wanted = torch.tensor(sampled, dtype=torch.long)
         batch = Batch(
             input_ids=torch.tensor([i for ids in rows.values() for i in ids]),
             positions=torch.tensor(positions),
@@ -58,7 +63,7 @@ class HandDealt:
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             slot_mapping=(torch.tensor(slots),),
             block_tables=(torch.tensor(table, dtype=torch.int32),),
-            logits_indices=torch.arange(len(positions)) if all_logits else starts[1:] - 1,
+            logits_indices=wanted,
             copies=(torch.zeros(0, 2, dtype=torch.long),),
         )
         self.lengths |= dict(zip(rows, seq_lens, strict=True))

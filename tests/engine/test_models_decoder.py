@@ -1,0 +1,137 @@
+"""The native decoder against transformers, in float32: every family, every option it says it implements."""
+
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from kvscope.engine.models.decoder_config import DecoderConfig, UnsupportedModel
+from kvscope.engine.models.loader import load_model
+from kvscope.kernels import ops
+from steps import HandDealt
+from transformers import AutoConfig
+
+PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
+CASES = {
+    "llama": ("llama", {}),
+    "llama, untied, biases": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "llama, as many KV heads": ("llama", {"num_key_value_heads": 4}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1}),
+    "llama, heads of 24, 3 to a KV head": (
+        "llama",
+        {"hidden_size": 72, "head_dim": 24, "num_attention_heads": 6, "num_key_value_heads": 2},
+    ),
+    "llama, llama3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 1e3, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 256,
+            }
+        },
+    ),
+    "mistral, window 9": ("mistral", {"sliding_window": 9}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, window 7 from layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen2, window switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": 7}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3, heads of 20, biases": ("qwen3", {"head_dim": 20, "attention_bias": True}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "smollm3, window 6": ("smollm3", {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+    ),
+}  # fmt: skip
+
+
+def load(folder, kernels):
+    files = SimpleNamespace(folder=folder, name=folder.name, source="a test")
+    return load_model(files, dtype=torch.float32, device="cpu", kernels=kernels)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folder(request, tmp_path_factory):
+    family, options = CASES[request.param]
+    return tiny.tiny_model(tmp_path_factory.mktemp("model"), family, tokenizer=False, **options)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def kernels(request):
+    return ops.resolve(request.param, "cpu", torch.float32)
+
+
+def test_logits_and_greedy_ids_equal_transformers(folder, kernels):
+    model = load(folder, kernels)
+    expected = tiny.oracle_logits(folder, PROMPT)
+    whole = HandDealt(model, kernels).step({0: PROMPT}, all_logits=True)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
+    assert HandDealt(model, kernels).greedy(PROMPT, 24) == tiny.oracle(folder, PROMPT, 24)
+
+
+def test_chunks_beside_another_row_change_nothing(folder, kernels):
+    model = load(folder, kernels)
+    expected = tiny.oracle_logits(folder, PROMPT)
+    pool = HandDealt(model, kernels, block_size=3)
+    pool.step({1: PROMPT[::-1][:5]})
+    for start, stop in ((0, 7), (7, 8), (8, 20), (20, 40)):
+        logits = pool.step({0: PROMPT[start:stop], 1: [start]}, all_logits=True)[: stop - start]
+        torch.testing.assert_close(logits, expected[start:stop], rtol=0, atol=1e-4)
+
+
+def test_spec_counts_what_transformers_counts(folder):
+    model = load(folder, ops.resolve("reference"))
+    reference = tiny.reference_model(folder)
+    assert model.spec.num_parameters == sum(p.numel() for p in reference.parameters())
+    assert model.spec.architecture == type(reference).__name__
+    assert model.spec.tied_embeddings == reference.config.tie_word_embeddings
+    assert model.spec.eos_token_ids == {tiny.EOS}
+
+
+def test_a_step_that_samples_nothing_writes_the_cache_and_gives_no_logits(tiny_folder):
+    kernels = ops.resolve("reference")
+    pool = HandDealt(load(tiny_folder, kernels), kernels)
+    assert pool.step({0: PROMPT[:8]}, sampled=[]).shape == (0, tiny.VOCAB_SIZE)
+    after = pool.step({0: PROMPT[8:12]})
+    torch.testing.assert_close(after[0], tiny.oracle_logits(tiny_folder, PROMPT[:12])[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("gemma2", {}, "model_type='gemma2': the native decoder serves llama, mistral"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu': the native decoder implements 'silu'"),
+        ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0: not an option of 'llama'"),
+        ("llama", {"logits_scaling": 2.0}, "logits_scaling=2.0: not an option of 'llama'"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config="),
+        ("llama", {"chunk_size_feed_forward": 8}, "chunk_size_feed_forward=8: the native decoder does not implement"),
+        ("llama", {"rope_parameters": {"rope_type": "helical", "rope_theta": 1e4}}, "rope_type='helical'"),
+    ],
+)
+def test_maths_that_is_not_implemented_is_refused_by_name(family, options, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        DecoderConfig.from_transformers(AutoConfig.for_model(family, **options))
+
+
+def test_bfloat16_is_no_further_from_float32_than_transformers_own(tmp_path):
+    """The stated tolerance of bfloat16: per prompt position, the root mean square of the logits' distance to float32."""
+    folder = tiny.tiny_llama(tmp_path, tokenizer=False, num_hidden_layers=6)
+    exact = tiny.oracle_logits(folder, PROMPT)
+    theirs = (tiny.oracle_logits(folder, PROMPT, torch.bfloat16) - exact).pow(2).mean().sqrt()
+    for name in ("reference", "cpu"):
+        kernels = ops.resolve(name, "cpu", torch.bfloat16)
+        files = SimpleNamespace(folder=folder, name="tiny", source="a test")
+        model = load_model(files, dtype=torch.bfloat16, device="cpu", kernels=kernels)
+        logits = HandDealt(model, kernels, block_size=16).step({0: PROMPT}, all_logits=True)
+        ours = (logits - exact).pow(2).mean().sqrt()
+        assert 0 < ours <= theirs, f"{name}: {ours:.4f} against {theirs:.4f}"
