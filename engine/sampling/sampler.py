@@ -55,17 +55,13 @@ class Sampler:
         """Choose one token a row. `logits` float32 [S, vocab] may be overwritten (masked ids become −inf)."""
         if not rows:
             return Sampled([], [])
-        best = logits.amax(dim=-1)  # [S]; NaN wins a maximum, so one reduction finds every kind of broken row
         top = TopLogprobs(logits, rows)
         self._mask(logits, rows)
-        token_ids = self._choose(logits, rows)
-        broken = (~torch.isfinite(best)).nonzero().flatten().tolist()
-        if not broken:
-            return Sampled(token_ids, top.of(token_ids))
-        invalid = [i for i, row in enumerate(rows) if row.logits_row in broken]
+        token_ids = self._choose(_select(logits, rows), rows)
         logprobs = top.of(token_ids)
+        invalid = [i for i, token_id in enumerate(token_ids) if token_id < 0]
         for i in invalid:
-            token_ids[i], logprobs[i] = -1, None
+            logprobs[i] = None
         return Sampled(token_ids, logprobs, invalid)
 
     def _mask(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -75,30 +71,15 @@ class Sampler:
             logits[where[:, 0], where[:, 1]] = -torch.inf
 
     def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-        """Greedy rows and drawn rows each go through their kernel once."""
-        drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-        if not drawn:
-            return self.kernels.greedy(_select(logits, rows)).tolist()
-        draw = [rows[i] for i in drawn]
-        ids = self._draw(_select(logits, draw), draw)
-        if len(drawn) == len(rows):
-            return ids
-        token_ids = [-1] * len(rows)
-        for i, token_id in zip(drawn, ids, strict=True):
-            token_ids[i] = token_id
-        greedy = [i for i, row in enumerate(rows) if row.params.greedy]
-        best = self.kernels.greedy(_select(logits, [rows[i] for i in greedy])).tolist()
-        for i, token_id in zip(greedy, best, strict=True):
-            token_ids[i] = token_id
-        return token_ids
-
-    def _draw(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """One kernel call for all rows: logits float32 [len(rows), vocab] -> ids, −1 where the logits are broken."""
+        params = [row.params for row in rows]
+        if all(p.greedy for p in params):
+            return self.kernels.greedy(logits).tolist()
         uniform = uniforms(
             [request_seed(row.params.seed, self.seed, row.request_id) for row in rows],
             [row.child for row in rows],
             [row.num_output_tokens for row in rows],
         )  # float64 [S]
-        params = [row.params for row in rows]
         device = logits.device
         return self.kernels.sample(
             logits,
