@@ -17,7 +17,6 @@ import numpy as np
 from bokeh.core.property.vectorization import value
 from bokeh.models import ColumnDataSource, UIElement
 from bokeh.plotting import figure
-
 from kvscope.engine.events import Event
 from kvscope.engine.snapshot import EngineSnapshot, RequestState
 
@@ -87,6 +86,17 @@ class Frame:
         """Indices into `snapshot.requests` of the sequences that read a block, in order of arrival."""
         starts, reader = self._readers
         return reader[starts[block_id] : starts[block_id + 1]]
+
+    @cached_property
+    def reader_codes(self) -> np.ndarray:
+        """For each block a number that differs when its set of readers differs, int64 [num_blocks]; 0 without any."""
+        starts, reader = self._readers
+        children = np.fromiter((r.child for r in self.snapshot.requests), np.int64, len(self.snapshot.requests))
+        names = ((self.request_ids * 64 + children).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(
+            np.int64
+        )  # spread, so that sums differ
+        total = np.concatenate([np.zeros(1, np.int64), np.cumsum(names[reader])])
+        return np.diff(total[starts])
 
     @cached_property
     def selected_requests(self) -> frozenset[int]:
@@ -230,6 +240,11 @@ class Rows:
             self._codes.pop(column, None)
 
 
+def empty_source(*columns: str) -> ColumnDataSource:
+    """A source with every column declared and no rows yet."""
+    return ColumnDataSource({column: [] for column in columns})
+
+
 def replace_if_changed(source: ColumnDataSource, data: dict[str, Any]) -> bool:
     """Set all of `data` in one change, and only if it differs from what the source holds; for small sources."""
     held = source.data
@@ -261,7 +276,7 @@ def plain_figure(theme: Theme, **options: Any) -> figure:
             "min_border": 2,
             "sizing_mode": "stretch_width",
             **options,
-        }  # fmt: skip
+        }
     )
     fig.grid.visible = False
     for axis in fig.axis:

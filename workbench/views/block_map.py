@@ -1,0 +1,249 @@
+"""The pool map: every KV block as one cell, who owns it, how full it is, and what the last step did to it.
+
+x = id mod columns, y = id div columns. Up to 512 blocks: labelled cells, 16 a row. Up to 4,096: cells without labels,
+64 a row. Above: an image with one pixel a block. A tap selects the block under it through `on_select`; a second tap on
+the same block clears the selection. `label` changes only the text in the cells, never a colour.
+"""
+
+from __future__ import annotations
+
+from bokeh.events import Tap
+from bokeh.layouts import column
+from bokeh.models import Div, HoverTool, Range1d
+from bokeh.plotting import figure
+from kvscope.engine.snapshot import BlockState
+
+from ..theme import FONT, LIGHT, OWNER_HUES, Theme
+from . import glyph
+from .base import ENDED, Frame, Selection, View, capped, empty_source, font, plain_figure
+from .block_cells import CellGrid
+from .block_image import COLUMNS as IMAGE_COLUMNS
+from .block_image import ImageGrid
+from .block_marks import StepMarks
+
+LABELLED_UPTO, CELLS_UPTO = 512, 4096
+MANY_OWNERS = 8  # above so many in a large pool colour shows the state
+_PITCH = 47  # px of a labelled cell with its gap, at most
+
+
+class BlockMap(View):
+    title = "KV block pool"
+    LABELS = glyph.LABELS
+
+    def __init__(self, theme: Theme = LIGHT, **callbacks):
+        super().__init__(theme, **callbacks)
+        self._label = "owner"
+        self._num_blocks = 0
+        self._counts: dict[str, int] = {}
+        self._legend = Div(sizing_mode="stretch_width", margin=0)
+        self._grid: CellGrid | ImageGrid | None = None
+        self._marks: StepMarks | None = None
+        self.root = column(self._legend, sizing_mode="stretch_width", margin=0, spacing=0)
+        self._show_pool(128)
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def _show_pool(self, num_blocks: int) -> None:
+        """Build the figure for a pool of this size; once, and again only when an engine with another pool comes."""
+        self._num_blocks = num_blocks
+        labelled, cells = num_blocks <= LABELLED_UPTO, num_blocks <= CELLS_UPTO
+        columns = 16 if labelled else 64 if cells else IMAGE_COLUMNS
+        num_rows = -(-num_blocks // columns)
+        gutter, margin = columns * 0.058, columns * 0.008
+        width, height = columns + gutter + margin, num_rows + 2 * margin
+        self.figure = fig = plain_figure(
+            self.theme, x_range=Range1d(-gutter, columns + margin), y_range=Range1d(num_rows + margin, -margin),
+            aspect_ratio=width / height, sizing_mode="scale_width", min_border=0,
+            max_width=round(_PITCH * 16 * 1.066 * self.theme.scale),
+        )  # fmt: skip
+        fig.axis.visible = False
+        if cells:
+            self._grid = CellGrid(fig, self.theme, num_blocks, columns, labelled=labelled)
+            self._marks = StepMarks(self._grid)
+            self._marks.draw_under()
+            self._grid.draw_over()
+            self._marks.draw_over()
+            self._grid.label = self._label
+        else:
+            self._grid, self._marks = ImageGrid(fig, self.theme, num_blocks), None
+        self._row_labels(fig, columns, num_rows, gutter)
+        self._add_hover(fig)
+        fig.on_event(Tap, self._tapped)
+        self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {})
+        self._paint_legend()
+        self.root.children = [self._legend, fig]
+
+    def _row_labels(self, fig: figure, columns: int, num_rows: int, gutter: float) -> None:
+        every = max(1, -(-num_rows // 16)) if columns > 16 else 1
+        rows = range(0, num_rows, every)
+        source = empty_source("x", "y", "text")
+        source.data = {
+            "x": [-gutter * 0.22] * len(rows), "y": [r + 0.5 for r in rows], "text": [f"{r * columns:,}" for r in rows]
+        }  # fmt: skip
+        self._row_text = fig.text(
+            "x", "y", text="text", source=source, text_align="right", text_baseline="middle", text_font=font(),
+            text_color=self.theme.muted, text_font_size=self.theme.font(13),
+        )  # fmt: skip
+
+    def _add_hover(self, fig: figure) -> None:
+        self._hover = None
+        if isinstance(self._grid, CellGrid) and self._grid.labelled:
+            self._hover = HoverTool(renderers=[self._grid.faces], tooltips=self._tooltip(), point_policy="follow_mouse")
+            fig.add_tools(self._hover)
+
+    def _tooltip(self) -> str:
+        t = self.theme
+        return (
+            f'<div style="margin:-6px -10px;padding:7px 11px;background:{t.panel};color:{t.ink};border:1px solid '
+            f"{t.line2};border-radius:6px;font:{t.font(13.5)}/1.4 {FONT.replace(chr(34), '')};max-width:{t.px(320)}px"
+            '"><b>Block @block</b>, generation @generation: @state<br>read by @readers (ref count @ref_count)<br>'
+            "@filled slots written</div>"
+        )
+
+    # -- controls -----------------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """What stands in the cells: one of LABELS."""
+        return self._label
+
+    @label.setter
+    def label(self, kind: str) -> None:
+        if kind not in self.LABELS:
+            raise ValueError(f"label={kind!r}: must be one of {', '.join(self.LABELS)}")
+        self._label = kind
+        if isinstance(self._grid, CellGrid):
+            self._grid.label = kind
+            self._grid.rows.forget(("label",))
+        if self.frame is not None:
+            self.update(self.frame)
+
+    def _tapped(self, event: Tap) -> None:
+        if self.frame is None or event.x is None or event.y is None or self._grid is None:
+            return
+        x, y = int(event.x // 1), int(event.y // 1)
+        block = y * self._grid.columns + x
+        if not (0 <= x < self._grid.columns and 0 <= block < self._num_blocks):
+            return
+        chosen = Selection("block", block, int(self.frame.snapshot.generation[block]))
+        self.on_select(None if self.frame.selection == chosen else chosen)
+
+    # -- one frame ----------------------------------------------------------------------------------------------------
+
+    def update(self, frame: Frame) -> None:
+        self.frame = frame
+        if frame.snapshot.num_blocks != self._num_blocks:
+            self._show_pool(frame.snapshot.num_blocks)
+        self._grid.update(frame, by_state=self._by_state(frame))
+        if self._marks is not None:
+            self._marks.update(frame)
+        counts = count_states(frame)
+        if counts != self._counts:
+            self._counts = counts
+            self._legend.styles = self._legend_counts()
+
+    def _by_state(self, frame: Frame) -> bool:
+        owners = len({r.id for r in frame.snapshot.requests if r.status not in ENDED})
+        return self._num_blocks > LABELLED_UPTO and owners > MANY_OWNERS
+
+    def restyle(self, theme: Theme) -> None:
+        self.theme = theme
+        self.figure.background_fill_color = self.figure.border_fill_color = theme.panel
+        self.figure.max_width = round(_PITCH * 16 * 1.066 * theme.scale)
+        self._row_text.glyph.text_color = theme.muted
+        self._row_text.glyph.text_font_size = theme.font(13)
+        if self._hover is not None:
+            self._hover.tooltips = self._tooltip()
+        self._grid.paint(theme)
+        if self._marks is not None:
+            self._marks.paint(theme)
+        self._paint_legend()
+        if self.frame is not None:
+            self.update(self.frame)
+
+    # -- legend, summary, twins ---------------------------------------------------------------------------------------
+
+    def _paint_legend(self) -> None:
+        """The glyphs are sent once; the live counts are CSS variables, so that a tick sends five numbers."""
+        self._legend.text = legend_html(self.theme)
+        self._legend.styles = self._legend_counts()
+
+    def _legend_counts(self) -> dict[str, str]:
+        return {f"--{name}": f"'{count:,}'" for name, count in self._counts.items()}
+
+    def summary(self) -> str:
+        if self.frame is None:
+            return "Each square is one block of KV memory."
+        c = count_states(self.frame)
+        used = c["active"] + c["shared"]
+        shared = f", {c['shared']:,} of them shared" if c["shared"] else ""
+        are = "is" if used == 1 else "are"
+        return (
+            f"{used:,} of {self._num_blocks - 1:,} blocks {are} in use{shared}. "
+            f"{c['cached']:,} hold cached text that may be evicted, {c['empty']:,} are empty."
+        )
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        headers = ["Owner", "Blocks", "Written slots", "Unwritten"]
+        if self.frame is None:
+            return headers, []
+        snapshot = self.frame.snapshot
+        rows = []
+        for name, request in zip(self.frame.labels, snapshot.requests, strict=True):
+            blocks = [b for table in request.block_tables for b in table.tolist() if b > 0]
+            if blocks:
+                written = int(snapshot.filled[blocks].sum())
+                unwritten = len(blocks) * snapshot.block_size - written
+                rows.append([name, " ".join(map(str, blocks)), f"{written:,}", f"{unwritten:,}"])
+        cached = snapshot.eviction_order.tolist()
+        if cached:
+            ids = " ".join(map(str, cached[:200])) + (" …" if len(cached) > 200 else "")
+            rows.append(["cached, next to be evicted first", ids, f"{int(snapshot.filled[cached].sum()):,}", "–"])
+        return headers, capped(rows)
+
+
+def count_states(frame: Frame) -> dict[str, int]:
+    """Blocks in each state, and unwritten slots of blocks in use; the null block is not counted."""
+    snapshot = frame.snapshot
+    state = snapshot.block_state[1:]
+    count = [int((state == s).sum()) for s in BlockState]
+    used = (state == BlockState.ACTIVE) | (state == BlockState.SHARED) | (state == BlockState.IN_FLIGHT)
+    unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
+    active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]
+    return {
+        "empty": count[BlockState.EMPTY], "cached": count[BlockState.CACHED], "active": active,
+        "shared": count[BlockState.SHARED], "unwritten": unwritten,
+    }  # fmt: skip
+
+
+def legend_html(theme: Theme) -> str:
+    """Two lines: the states with their live counts, and the marks of a step."""
+    glyphs = (
+        ("empty", "empty", {"state": 0}),
+        ("cached", "cached", {"state": 1}),
+        ("active", "active", {"state": 2}),
+        ("shared", "shared", {"state": 3, "strip": OWNER_HUES[:3], "label": "×N", "font_size": 11}),
+        ("unwritten", "unwritten slots", {"state": 2, "written": 0.375}),
+    )
+
+    def icon(size: int, body: str) -> str:
+        side = theme.px(size)
+        return (
+            f'<svg width="{side}" height="{side}" viewBox="0 0 {size} {size}">{glyph.svg_patterns(theme)}{body}</svg>'
+        )
+
+    states = "".join(
+        f'<span>{icon(24, glyph.block_svg(theme, **options))}{words}<b class="{name}"></b></span>'
+        for name, words, options in glyphs
+    )
+    marks = "".join(
+        f"<span>{icon(20, glyph.mark_svg(theme, mark))}{glyph.MARK_WORDS[mark]}</span>" for mark in glyph.MARKS[:3]
+    )
+    counts = "".join(f".{name}::before{{content:var(--{name},'0')}}" for name, _, _ in glyphs)
+    return (
+        f"<style>.kv-legend{{display:flex;flex-wrap:wrap;gap:4px 13px;align-items:center;margin:0 0 8px;"
+        f"font:{theme.font(14)}/1.45 {FONT};color:{theme.ink}}}.kv-legend span{{display:inline-flex;gap:6px;"
+        f"align-items:center;white-space:nowrap}}.kv-legend .lead{{color:{theme.muted}}}{counts}</style>"
+        f'<div aria-hidden="true"><div class="kv-legend">{states}</div>'
+        f'<div class="kv-legend"><span class="lead">In this step:</span>{marks}</div></div>'
+    )

@@ -1,0 +1,231 @@
+"""The block glyph: one small drawing for a KV block in the pool map, block tables, legends and the static twin.
+
+    +-----------+   face (top 70 %): who reads the block. Owner hue, ink when shared, hatched when only cached
+    | strip     |   strip: up to 8 owner hues of a shared block
+    |   label   |   bar at the left edge: the hue repeats (slots 9 to 16)
+    |.......ooo.|   foot (bottom 30 %): unwritten slots as dots, left to right in write order; a full block is solid
+    +-----------+
+
+Colour, outline and label of a block are looked up through small integer codes, so that views compare arrays of
+integers from tick to tick and send only what differs. `block_svg` draws the same glyph as SVG text.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+from kvscope.engine.snapshot import BlockState
+
+from ..theme import ON_OWNER, OWNER_HUES, SELECTED_HUE, Theme
+from .base import Frame
+
+FOOT = 0.30  # share of the height
+RADIUS = 5  # px, corners
+STATE_WORDS = ("empty", "cached, can be evicted", "active", "shared", "reserved", "in flight")
+MARKS = ("taken", "evicted", "copied", "locked")  # what one step can do to a block
+MARK_WORDS = {"taken": "taken", "evicted": "evicted, then taken", "copied": "copied on write", "locked": "in flight"}
+LABELS = ("owner", "id", "generation", "age")
+
+# Faces: 0 empty, 1 cached or pinned, 2 shared, 3 active where colour shows the state, 4 the selected request there,
+# then one per hue.
+_ACTIVE, _SELECTED, _FIRST_HUE = 3, 4, 5
+_FACE_OF_STATE = np.array([0, 1, _ACTIVE, 2, 1, _ACTIVE])
+_OWNED = np.array([False, False, True, False, False, True])
+
+# Labels: small codes are fixed words, then "×N" by reference count, then sequences.
+_WORDS = ("", "·", "null", "pin", "next")
+_EMPTY, _NULL, _PIN, _NEXT = 1, 2, 3, 4
+_SHARED = 1000
+_SEQUENCE = 1_000_000
+
+
+def face_palette(theme: Theme) -> list[str]:
+    return [theme.free, theme.cached, theme.shared, theme.active, SELECTED_HUE, *OWNER_HUES]
+
+
+def outline_palette(theme: Theme) -> list[str]:
+    """Outline by block state; over an owner hue it is translucent."""
+    over = f"{theme.cell_line}{round(255 * theme.cell_line_alpha):02X}"
+    return [theme.free_line, theme.line2, over, over, theme.ink, over]
+
+
+def label_palette(theme: Theme) -> list[str]:
+    """Label colour by block state."""
+    return [theme.line2, theme.ink, ON_OWNER, theme.shared_ink, theme.ink, ON_OWNER]
+
+
+def face_codes(frame: Frame, *, by_state: bool) -> np.ndarray:
+    """Index into `face_palette` for each block, int64 [num_blocks]. `by_state`: hue only for the selected request."""
+    snapshot = frame.snapshot
+    face = _FACE_OF_STATE[snapshot.block_state]
+    owned = _OWNED[snapshot.block_state] & (snapshot.owner >= 0)
+    if not owned.any():
+        return face
+    owner = snapshot.owner[owned]
+    if by_state:
+        chosen = np.isin(frame.request_ids[owner], list(frame.selected_requests))
+        face[owned] = np.where(chosen, _SELECTED, _ACTIVE)
+    else:
+        face[owned] = _FIRST_HUE + frame.owner_slots[owner] % len(OWNER_HUES)
+    return face
+
+
+def barred(frame: Frame) -> np.ndarray:
+    """bool [num_blocks]: blocks of a request whose hue repeats."""
+    snapshot = frame.snapshot
+    bar = np.zeros(snapshot.num_blocks, bool)
+    owned = _OWNED[snapshot.block_state] & (snapshot.owner >= 0)
+    bar[owned] = frame.owner_slots[snapshot.owner[owned]] >= len(OWNER_HUES)
+    return bar
+
+
+def label_codes(frame: Frame, kind: str) -> np.ndarray:
+    """What stands in each cell, as codes for `label_text`, int64 [num_blocks]. `kind` is one of LABELS."""
+    snapshot = frame.snapshot
+    state = snapshot.block_state
+    if kind == "id":
+        return np.arange(snapshot.num_blocks)
+    if kind == "generation":
+        return np.where(state == BlockState.PINNED, 0, snapshot.generation).astype(np.int64)
+    if kind == "age":
+        idle = np.where(state == BlockState.CACHED, snapshot.step - snapshot.last_used_step, 0)
+        return np.where((state == BlockState.EMPTY) | (state == BlockState.PINNED), -1, idle)
+    codes = np.where(state == BlockState.EMPTY, _EMPTY, 0).astype(np.int64)
+    codes[state == BlockState.PINNED] = _PIN
+    codes[0] = _NULL if state[0] == BlockState.PINNED else codes[0]
+    if len(snapshot.eviction_order) and state[snapshot.eviction_order[0]] == BlockState.CACHED:
+        codes[snapshot.eviction_order[0]] = _NEXT
+    shared = state == BlockState.SHARED
+    codes[shared] = _SHARED + snapshot.ref_count[shared]
+    owned = _OWNED[state] & (snapshot.owner >= 0)
+    codes[owned] = _SEQUENCE + sequence_codes(frame)[snapshot.owner[owned]]
+    return codes
+
+
+def sequence_codes(frame: Frame) -> np.ndarray:
+    """A number for each of `snapshot.requests` that stands for its label, int64 [requests]."""
+    forked = (r.child + 1 if r.num_samples > 1 and r.num_output_tokens > 0 else 0 for r in frame.snapshot.requests)
+    return frame.request_ids * 1000 + np.fromiter(forked, np.int64, len(frame.snapshot.requests))
+
+
+def label_text(code: int, kind: str, names: dict[int, str]) -> str:
+    """The text for one of `label_codes`; `names` maps `sequence_codes` to labels."""
+    if kind == "id":
+        return str(code)
+    if kind == "generation":
+        return f"g{code}" if code else ""
+    if kind == "age":
+        return "" if code < 0 else str(code)
+    if code < len(_WORDS):
+        return _WORDS[code]
+    if code < _SEQUENCE:
+        return f"×{code - _SHARED}"
+    return names.get(code - _SEQUENCE, "")
+
+
+# -- the same glyph as SVG -------------------------------------------------------------------------------------------
+
+
+def svg_patterns(theme: Theme) -> str:
+    """The hatch and the dots that `block_svg` refers to; once in each SVG."""
+    return (
+        f'<defs><pattern id="kv-hatch-{theme.name}" width="7" height="7" patternUnits="userSpaceOnUse" '
+        f'patternTransform="rotate(45)"><rect width="2.2" height="7" fill="{theme.hatch}"/></pattern>'
+        f'<pattern id="kv-dots-{theme.name}" width="5.5" height="5.5" patternUnits="userSpaceOnUse">'
+        f'<circle cx="1.6" cy="1.6" r="1.15" fill="{theme.waste}"/>'
+        f'<circle cx="4.35" cy="4.35" r="1.15" fill="{theme.waste}"/></pattern></defs>'
+    )
+
+
+def block_svg(
+    theme: Theme,
+    state: int,
+    *,
+    x: float = 1,
+    y: float = 1,
+    size: float = 22,
+    hue: str = OWNER_HUES[0],
+    written: float = 1.0,
+    strip: tuple[str, ...] = (),
+    label: str = "",
+    bar: bool = False,
+    idle: float = 0.0,
+    font_size: float = 15,
+) -> str:
+    """One glyph of `size` px at (x, y). `written` and `idle` are shares from 0 to 1; `strip` lists owner hues."""
+    radius = min(RADIUS, size / 6)
+    faces = (theme.free, theme.cached, hue, theme.shared, theme.cached, hue)
+    lines = (theme.free_line, theme.line2, theme.cell_line, theme.cell_line, theme.ink, theme.cell_line)
+    box = f'x="{x + 0.5:g}" y="{y + 0.5:g}" width="{size - 1:g}" height="{size - 1:g}" rx="{radius:.3g}"'
+    parts = [f'<rect {box} fill="{faces[state]}"/>']
+    if state == BlockState.CACHED:
+        parts.append(f'<rect {box} fill="url(#kv-hatch-{theme.name})" fill-opacity="{1 - 0.65 * idle:.2g}"/>')
+    unwritten = state in (BlockState.ACTIVE, BlockState.SHARED, BlockState.IN_FLIGHT) and written < 1
+    if unwritten:
+        foot, left = max(5, round(size * FOOT)), x + size * written
+        bite = f'x="{left:.4g}" y="{y + size - foot:g}" width="{x + size - 0.5 - left:.4g}" height="{foot - 0.5:g}"'
+        parts.append(f'<rect {bite} fill="{theme.panel}"/><rect {bite} fill="url(#kv-dots-{theme.name})"/>')
+    opacity = theme.cell_line_alpha if faces[state] in (hue, theme.shared) else 1
+    weight = 1.6 if state == BlockState.PINNED else 1
+    parts.append(
+        f'<rect {box} fill="none" stroke="{lines[state]}" stroke-opacity="{opacity:g}" stroke-width="{weight}"/>'
+    )
+    if state == BlockState.PINNED:
+        parts.append(
+            f'<path d="M{x:g} {y:g}h{size * 0.3:.3g}l{-size * 0.3:.3g} {size * 0.3:.3g}z" fill="{theme.ink}"/>'
+        )
+    if state == BlockState.SHARED and strip:
+        width = (size - 2 * radius) / len(strip)
+        for i, colour in enumerate(strip):
+            left = x + radius + i * width
+            parts.append(
+                f'<rect x="{left:.4g}" y="{y + 3:g}" width="{max(1.5, width - 1):.3g}" '
+                f'height="{5 if size > 30 else 3.5}" fill="{colour}"/>'
+            )
+    if bar:
+        parts.append(
+            f'<rect x="{x + 3:g}" y="{y + 4:g}" width="2.6" height="{size * 0.56:.3g}" rx="1" fill="{ON_OWNER}"/>'
+        )
+    text = label if state != BlockState.EMPTY else ""
+    if state == BlockState.EMPTY:
+        parts.append(f'<circle cx="{x + size / 2:g}" cy="{y + size / 2:g}" r="1.8" fill="{theme.line2}"/>')
+    if text:
+        upper = state in (BlockState.ACTIVE, BlockState.SHARED, BlockState.IN_FLIGHT)
+        middle = y + size * (0.42 if upper else 0.5) + font_size * 0.36
+        parts.append(
+            f'<text x="{x + size / 2:g}" y="{middle:.4g}" text-anchor="middle" font-size="{font_size:g}" '
+            f'font-weight="700" fill="{label_palette(theme)[state]}">{escape(text)}</text>'
+        )
+    return "".join(parts)
+
+
+def mark_svg(theme: Theme, mark: str, *, x: float = 10, y: float = 10) -> str:
+    """The badge of a step mark, 17 px across, centred at (x, y)."""
+    colour = theme.warn if mark == "evicted" else theme.ink
+    stroke = f'stroke="{theme.panel}" stroke-width="2.1" stroke-linecap="round" fill="none"'
+    inner = {
+        "taken": f'<path d="M-3.6 0h7.2M0 -3.6v7.2" {stroke}/>',
+        "evicted": f'<path d="M-3 -3l6 6M3 -3l-6 6" {stroke}/>',
+        "locked": f'<path d="M0 -4v4.4l3 1.8" {stroke}/>',
+        "copied": (
+            f'<rect x="-4.2" y="-4.2" width="5.6" height="5.6" rx="1" fill="none" stroke="{theme.panel}" '
+            f'stroke-width="1.5"/><rect x="-1.6" y="-1.6" width="5.6" height="5.6" rx="1" fill="{theme.panel}"/>'
+        ),
+    }[mark]
+    return (
+        f'<g transform="translate({x:g} {y:g})"><circle r="8.6" fill="{theme.panel}"/>'
+        f'<circle r="7.4" fill="{colour}"/>{inner}</g>'
+    )
+
+
+def chip_html(theme: Theme, hue: str, text: str, *, bar: bool = False) -> str:
+    """A request chip for HTML panes: the hue, its number, and the dark bar where the hue repeats."""
+    inset = f"box-shadow:inset 2px 0 0 {hue},inset 4.6px 0 0 {ON_OWNER};" if bar else ""
+    line = f"{theme.cell_line}{round(255 * theme.cell_line_alpha):02X}"
+    return (
+        f'<span style="display:inline-flex;align-items:center;justify-content:center;height:{theme.px(22)}px;'
+        f"min-width:{theme.px(30)}px;padding:0 {theme.px(6)}px;border-radius:4px;font-weight:700;box-sizing:border-box;"
+        f'font-size:{theme.font(14)};color:{ON_OWNER};background:{hue};border:1px solid {line};{inset}">'
+        f"{escape(text)}</span>"
+    )
