@@ -40,7 +40,6 @@ class Architecture:
 
 
 _RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
 ARCHITECTURES = {
     arch.gguf: arch
@@ -79,12 +78,6 @@ ARCHITECTURES = {
             transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         ),
         Architecture("starcoder2", "starcoder2", keys={"attention.layer_norm_epsilon": "norm_epsilon"}),
-        Architecture(
-            "stablelm",
-            "stablelm",
-            keys={**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
-            biases={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
-        ),
     )
 }
 
