@@ -66,6 +66,12 @@ class KVStorage:
         if len(pairs):
             self.kernels.copy_pages(self._slots, pairs)
 
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Zero whole blocks, all layers: what a failed step left there must not reach the next reader's vector loads."""
+        ids = torch.as_tensor(list(block_ids), dtype=torch.long)
+        for slot in self._slots:
+            slot[ids.to(slot.device)] = 0
+
     def gather(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the first `num_tokens` tokens of a block table, each [tokens, kv_heads, head_dim]."""
         pages, layout = self.pages(layer)

@@ -1,0 +1,234 @@
+"""Which text the pool still holds: a chain of hashes over full blocks, and why a lookup found no more.
+
+Text is cut into full blocks. The key of a block is SHA-256 over its parent's key and its own token ids; the chain
+starts at a root whose key covers the extra keys (salt, adapter), each tagged with its kind so that one can never pass
+for another. Equal text under an equal root is one `PrefixNode`, however many blocks hold it:
+
+    root(salt) ── node(tokens 0..15) ── node(tokens 16..31) ── node(…)
+                     blocks [3]            blocks [4, 9]          none: a tombstone, evicted at step 185
+
+A hit compares the parent node and the token ids, never the key alone, so that a collision is a miss. A node whose
+last block was evicted stays as a tombstone for a while (bounded), which is how a later miss can say when the text was
+lost; publishing the same text again revives it. This module knows tokens and block ids: no request, no tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from ..events import Cause
+
+MAX_CHILDREN_COMPARED = 8  # siblings that an explanation looks at, the newest first
+MAX_ROOTS_COMPARED = 16
+ExtraKeys = tuple[tuple[str, str], ...]  # (kind, value), for example ("salt", "tenant 7")
+
+
+def hash_root(extra_keys: ExtraKeys) -> bytes:
+    """Key of an empty text under these extra keys; lengths are part of it, so no two lists read the same."""
+    digest = hashlib.sha256(b"kvscope prefix root")
+    for part in (part for pair in extra_keys for part in pair):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def hash_block(parent_key: bytes, tokens: bytes) -> bytes:
+    """Key of one full block: `tokens` are its ids as little-endian int64."""
+    return hashlib.sha256(parent_key + tokens).digest()
+
+
+class PrefixNode:
+    """One full block of text below its parent, and the blocks that hold its KV, a list per KV group."""
+
+    __slots__ = ("__weakref__", "blocks", "children", "computed_for", "evicted_step", "key", "parent", "tokens")
+
+    def __init__(self, key: bytes, parent: PrefixNode | None, tokens: bytes, num_groups: int, computed_for: int):
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.blocks: tuple[list[int], ...] = tuple([] for _ in range(num_groups))
+        self.children: dict[PrefixNode, None] = {}  # an ordered set
+        self.computed_for = computed_for  # the request that computed it first
+        self.evicted_step = -1
+
+    @property
+    def is_cached(self) -> bool:
+        """Every KV group holds it."""
+        return all(self.blocks)
+
+
+class Miss(NamedTuple):
+    """Why a lookup found no more than it did; −1 where a number does not apply."""
+
+    cause: Cause
+    evicted_step: int = -1
+    at_token: int = -1
+
+
+class PrefixIndex:
+    """Text → blocks, for a pool of `num_blocks` blocks of `block_size` tokens in `num_groups` KV groups."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, num_groups: int = 1, max_tombstones: int | None = None):
+        self.block_size = block_size
+        self.num_groups = num_groups
+        self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
+        self._node_of: list[PrefixNode | None] = [None] * num_blocks
+        self._buckets: dict[bytes, list[PrefixNode]] = {}  # more than one node: their keys collided
+        self._tombstones: OrderedDict[PrefixNode, None] = OrderedDict()
+        self._roots: WeakValueDictionary[ExtraKeys, PrefixNode] = WeakValueDictionary()
+        self.num_published = 0  # blocks that can be found
+
+    def root(self, extra_keys: ExtraKeys = ()) -> PrefixNode:
+        node = self._roots.get(extra_keys)
+        if node is None:
+            node = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", self.num_groups, -1)
+        return node
+
+    def node_of(self, block: int) -> PrefixNode | None:
+        """The text that can be found in this block."""
+        return self._node_of[block]
+
+    def tokens_of(self, token_ids: array, i: int) -> bytes:
+        """Full block i of a token list as bytes."""
+        return token_ids[i * self.block_size : (i + 1) * self.block_size].tobytes()
+
+    def extend_keys(self, keys: list[bytes], root: PrefixNode, token_ids: array, num_blocks: int) -> None:
+        """Make `keys` the keys of the first `num_blocks` full blocks; those that are there are kept."""
+        for i in range(len(keys), num_blocks):
+            keys.append(hash_block(keys[-1] if keys else root.key, self.tokens_of(token_ids, i)))
+
+    # --- lookup ---------------------------------------------------------------------------------------------------
+
+    def match(self, root: PrefixNode, token_ids: array, keys: list[bytes], max_blocks: int) -> list[PrefixNode]:
+        """The longest run of cached nodes from the start of the text, at most `max_blocks`."""
+        self.extend_keys(keys, root, token_ids, max_blocks)
+        nodes: list[PrefixNode] = []
+        node: PrefixNode | None = root
+        for i in range(max_blocks):
+            node = self._find(node, keys[i], self.tokens_of(token_ids, i))
+            if node is None or not node.is_cached:
+                break
+            nodes.append(node)
+        return nodes
+
+    def _find(self, parent: PrefixNode, key: bytes, tokens: bytes) -> PrefixNode | None:
+        for node in self._buckets.get(key, ()):
+            if node.parent is parent and node.tokens == tokens:
+                return node
+        return None
+
+    def explain(
+        self, root: PrefixNode, token_ids: array, keys: list[bytes], nodes: list[PrefixNode], max_blocks: int
+    ) -> Miss | None:
+        """Why `match` stopped after `nodes`; None when nothing that could be known was left out.
+
+        Told apart, in this order: the rest fills no block or is held back so that one token is computed; the text was
+        there and was evicted; the same start is cached under another salt; cached text differs from some token on;
+        nobody asked for such text before.
+        """
+        i, parent = len(nodes), nodes[-1] if nodes else root
+        if i == max_blocks:  # what is left fills no block, or one that is held back so that a token is computed
+            if len(token_ids) == (i + 1) * self.block_size:
+                tokens = self.tokens_of(token_ids, i)
+                held_back = self._find(parent, hash_block(parent.key, tokens), tokens)
+                if held_back is not None and held_back.is_cached:
+                    return Miss(Cause.FULL_BLOCKS_ONLY)
+                return None if i else Miss(Cause.NEVER_SEEN)
+            return None if i else Miss(Cause.FULL_BLOCKS_ONLY)
+        tokens = self.tokens_of(token_ids, i)
+        node = self._find(parent, keys[i], tokens)
+        if node is not None:
+            return Miss(Cause.EVICTED, evicted_step=node.evicted_step)
+        if i == 0 and self._is_under_another_root(root, tokens):
+            return Miss(Cause.SALT_DIFFERS)
+        common = max((_common_tokens(c.tokens, tokens) for c in _newest(parent.children)), default=0)
+        if common or (i and parent.children):
+            return Miss(Cause.FIRST_DIFFERENCE, at_token=i * self.block_size + common)
+        return Miss(Cause.NEVER_SEEN)
+
+    def _is_under_another_root(self, root: PrefixNode, tokens: bytes) -> bool:
+        others = [other for other in list(self._roots.values())[:MAX_ROOTS_COMPARED] if other is not root]
+        found = (self._find(other, hash_block(other.key, tokens), tokens) for other in others)
+        return any(node is not None and node.is_cached for node in found)
+
+    # --- change ---------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, parent: PrefixNode, key: bytes, tokens: bytes, blocks: list[int], computed_for: int
+    ) -> PrefixNode:
+        """From now on this text is found in `blocks`, one per KV group. Its KV is computed and its tokens are final."""
+        node = self._find(parent, key, tokens)
+        if node is None:
+            node = PrefixNode(key, parent, tokens, self.num_groups, computed_for)
+            self._buckets.setdefault(key, []).append(node)
+            parent.children[node] = None
+        elif node in self._tombstones:
+            del self._tombstones[node]
+            node.computed_for = computed_for
+        for holders, block in zip(node.blocks, blocks, strict=True):
+            holders.append(block)
+            self._node_of[block] = node
+        self.num_published += len(blocks)
+        return node
+
+    def forget(self, block: int, step: int) -> PrefixNode | None:
+        """The block is given to someone else: nothing finds it any more. Returns the node that it held."""
+        node = self._node_of[block]
+        if node is None:
+            return None
+        self._node_of[block] = None
+        self.num_published -= 1
+        for holders in node.blocks:
+            if block in holders:
+                holders.remove(block)
+        if not node.is_cached:
+            node.evicted_step = step
+        if not any(node.blocks):
+            self._tombstones[node] = None
+            if len(self._tombstones) > self.max_tombstones:
+                self._drop(self._tombstones.popitem(last=False)[0])
+        return node
+
+    def _drop(self, node: PrefixNode) -> None:
+        bucket = self._buckets[node.key]
+        bucket.remove(node)
+        if not bucket:
+            del self._buckets[node.key]
+        node.parent.children.pop(node, None)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError where text → blocks and block → text disagree, or a bound is broken."""
+        holders: dict[int, PrefixNode] = {}
+        for key, bucket in self._buckets.items():
+            for node in bucket:
+                if node.key != key or len(node.tokens) != 8 * self.block_size:
+                    raise RuntimeError(f"a node of {len(node.tokens) // 8} tokens is filed under a foreign key")
+                if any(node.blocks) == (node in self._tombstones):
+                    raise RuntimeError(f"a node with blocks {node.blocks} is wrongly (not) among the tombstones")
+                for block in (block for group in node.blocks for block in group):
+                    if block in holders:
+                        raise RuntimeError(f"block {block} is listed for two texts")
+                    holders[block] = node
+        for block, node in enumerate(self._node_of):
+            if holders.get(block) is not node:
+                raise RuntimeError(f"block {block} and the index disagree about its text")
+        if len(holders) != self.num_published:
+            raise RuntimeError(f"{len(holders)} blocks are published, the counter says {self.num_published}")
+        if len(self._tombstones) > self.max_tombstones:
+            raise RuntimeError(f"{len(self._tombstones)} tombstones are kept, the limit is {self.max_tombstones}")
+
+
+def _newest(children: dict[PrefixNode, None]) -> list[PrefixNode]:
+    return [node for node, _ in zip(reversed(children), range(MAX_CHILDREN_COMPARED), strict=False)]
+
+
+def _common_tokens(a: bytes, b: bytes) -> int:
+    """How many leading int64 two equally long strings of them share."""
+    for i in range(0, len(a), 8):
+        if a[i : i + 8] != b[i : i + 8]:
+            return i // 8
+    return len(a) // 8
