@@ -11,6 +11,7 @@ _HOMES = {
     "EngineConfig": ".config",
     "EngineCore": ".core",
     "SamplingParams": ".sampling.params",
+    "RequestRefused": ".request",
     "RequestOutput": ".outputs",
     "CompletionOutput": ".outputs",
     "RequestMetrics": ".outputs",

@@ -169,3 +169,28 @@ class EventLog:
 
     def __len__(self) -> int:
         return len(self._ring)
+
+
+class Journal:
+    """The engine thread's pen: stamps what it emits with the step and time at hand, so that callers name facts only."""
+
+    def __init__(self, log: EventLog):
+        self.log = log
+        self.step = 0
+        self.time = 0.0  # seconds, time.monotonic()
+
+    def emit(
+        self,
+        kind: EventKind,
+        request_id: int = -1,
+        child: int = 0,
+        group: int = 0,
+        block_id: int = -1,
+        generation: int = 0,
+        cause: Cause = Cause.NONE,
+        numbers: dict[str, float] | None = None,
+        text: str = "",
+    ) -> None:
+        self.log.append(
+            self.step, self.time, kind, request_id, child, group, block_id, generation, cause, numbers, text
+        )

@@ -6,9 +6,15 @@ Each field says who fills it and who reads it; nothing else travels between sche
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 @dataclass(slots=True)
@@ -22,6 +28,46 @@ class Batch:
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
     logits_indices: torch.Tensor  # int64 [S]; rows of the [T, hidden] activations that get logits
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
+
+    @classmethod
+    def from_plan(cls, plan: Plan, *, block_size: int, device: torch.device | str = "cpu") -> Batch:
+        """Flatten a plan. One pass over the rows gathers what differs by row; the rest is numpy over all tokens."""
+        rows, num_rows = plan.sequences, len(plan.sequences)
+        token_ids, starts = array("q"), array("i")
+        for seq, num_tokens in zip(rows, plan.num_tokens, strict=True):
+            start = seq.num_computed_tokens
+            token_ids.extend(seq.token_ids[start : start + num_tokens])
+            starts.append(start)
+        cache_lens = np.frombuffer(starts, np.int32)  # [R]
+        query_lens = np.array(plan.num_tokens, np.int32)  # [R]
+        query_start_loc = np.zeros(num_rows + 1, np.int32)
+        np.cumsum(query_lens, out=query_start_loc[1:])
+        row_of = np.repeat(np.arange(num_rows), query_lens)  # [T]
+        positions = np.arange(len(token_ids)) + (cache_lens - query_start_loc[:-1])[row_of]  # [T]
+        logical, offset = np.divmod(positions, block_size)
+
+        tables, slots = [], []
+        for group in range(len(rows[0].block_tables)):
+            width = max(len(seq.block_tables[group]) for seq in rows)
+            padded = bytearray().join(seq.block_tables[group].tobytes().ljust(4 * width, b"\0") for seq in rows)
+            table = np.frombuffer(padded, np.int32).reshape(num_rows, width)
+            tables.append(table)
+            slots.append(table[row_of, logical].astype(np.int64) * block_size + offset)
+
+        def tensor(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return cls(
+            input_ids=tensor(np.frombuffer(token_ids, np.int64)),
+            positions=tensor(positions),
+            query_start_loc=tensor(query_start_loc),
+            cache_lens=tensor(cache_lens),
+            seq_lens=tensor(cache_lens + query_lens),
+            slot_mapping=tuple(map(tensor, slots)),
+            block_tables=tuple(map(tensor, tables)),
+            logits_indices=tensor(query_start_loc[1:][plan.sampled_rows].astype(np.int64) - 1),
+            copies=tuple(tensor(np.array(pairs, np.int64).reshape(-1, 2)) for pairs in plan.copies),
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,279 @@
+"""EngineCore: requests in, tokens out, one step at a time.
+
+Pure and deterministic: no thread, no tokenizer, no clock that decides anything; token ids in and out. One step is
+
+    schedule   who computes how many tokens; blocks are taken, copies listed
+    flatten    the plan as flat arrays
+    execute    copy blocks, write KV, attend: logits for the rows that are sampled
+    sample     one token for every sample that has caught up with its text
+    apply      advance, publish full blocks, fork, finish, free
+
+A fault in a step (an exception, logits that are not finite) ends the requests that were in it, returns their blocks and
+leaves the core usable. Not thread-safe: one thread calls everything here, between or in steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from .config import EngineConfig
+from .events import Cause, EventKind, EventLog, Journal
+from .kvcache.block_table import BlockTables
+from .kvcache.storage import KVStorage
+from .metrics import Metrics
+from .models.base import Model
+from .models.runner import ModelRunner
+from .observe import gauges, take_snapshot
+from .outputs import StepOutput
+from .request import Request, RequestRefused, RequestStatus
+from .sampling.params import SamplingParams
+from .sampling.sampler import Sampler
+from .scheduling.batch import Batch
+from .scheduling.door import Door
+from .scheduling.lifecycle import Lifecycle, sample_rows
+from .scheduling.plan import Plan
+from .scheduling.scheduler import Scheduler
+from .snapshot import EngineSnapshot
+
+MIN_FINISHED_KEPT = 256  # requests that are over and can still be asked for with `get`
+
+
+class EngineCore:
+    """`config` is resolved: num_blocks and max_model_len are numbers, and `storage` was made for them."""
+
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        config: EngineConfig,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        events: EventLog | None = None,
+    ):
+        self.config = config
+        self.device = model.spec.device
+        self.num_groups = len(model.spec.kv_groups)
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.events = EventLog(config.event_capacity) if events is None else events
+        self.journal = Journal(self.events)
+        self.counters = Metrics()
+        self.tables = BlockTables(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_groups=self.num_groups,
+            block_bytes=storage.block_bytes,
+            enable_prefix_caching=config.enable_prefix_caching,
+            journal=self.journal,
+        )
+        self.door = Door(config, vocab_size=model.spec.vocab_size, num_groups=self.num_groups)
+        self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
+        self.runner = ModelRunner(model, storage)
+        self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed)
+        self.lifecycle = Lifecycle(self.scheduler, storage, self.counters)
+        self._live: dict[int, Request] = {}
+        self._finished: OrderedDict[int, Request] = OrderedDict()
+        self._num_finished_kept = max(MIN_FINISHED_KEPT, 2 * config.max_num_seqs)
+        self._last_id = 0
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Compute one batch. Without work nothing happens and the step number stays."""
+        if not self.has_work:
+            return StepOutput(self.journal.step, {}, [], [], {}, 0.0)
+        plan = self._open_step()
+        with self._faults_end_requests(plan):
+            batch = Batch.from_plan(plan, block_size=self.config.block_size, device=self.device)
+            logits = self.runner.execute(batch)
+            sampled = self.sampler.sample(logits, sample_rows(plan))
+            self.journal.time = time.monotonic()
+            plan.new_tokens = self.lifecycle.apply(plan, sampled)
+        return self._close_step(plan)
+
+    def _open_step(self) -> Plan:
+        started = self.journal.time = time.monotonic()
+        self.journal.step += 1
+        plan = self.scheduler.schedule()
+        plan.started, plan.scheduled = started, time.monotonic()
+        if not plan.sequences:
+            raise RuntimeError(f"{len(self._live)} requests are live and none could be scheduled")
+        return plan
+
+    @contextmanager
+    def _faults_end_requests(self, plan: Plan) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as fault:
+            self.journal.time = time.monotonic()
+            self.lifecycle.fail(dict.fromkeys(seq.request for seq in plan.sequences), fault)
+            if not isinstance(fault, Exception):  # Ctrl-C: the requests of the step end, and the caller hears of it
+                self._close_step(plan)
+                raise
+
+    def _close_step(self, plan: Plan) -> StepOutput:
+        tokens: dict[int, int] = {}
+        finished = []
+        for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            request = seq.request
+            tokens[request.id] = tokens.get(request.id, 0) + num_tokens
+            if request.finished and self._retire(request):
+                finished.append(request.id)
+        seconds = time.monotonic() - plan.started
+        self.counters.count("kvscope:steps_total")
+        self.counters.observe("vllm:iteration_tokens_total", plan.prefill_tokens + plan.decode_tokens)
+        pool = self.tables.pool
+        numbers = {
+            "prefill_tokens": plan.prefill_tokens,
+            "decode_tokens": plan.decode_tokens,
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "used_blocks": pool.num_used,
+            "cached_blocks": pool.num_free_cached,
+            "used_slots": pool.used_slots,
+            "seconds": seconds,
+            "schedule_seconds": plan.scheduled - plan.started,
+            "requests": len(tokens),
+            "sequences": len(plan.sequences),
+            "preempted": len(plan.preempted),
+        }
+        self.journal.emit(EventKind.STEP, numbers=numbers)
+        preempted = list(dict.fromkeys(seq.request.id for seq in plan.preempted))
+        return StepOutput(plan.step, tokens, preempted, finished, plan.new_tokens, seconds)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        arrival: float | None = None,
+        label: str = "",
+        cache_salt: str | None = None,
+    ) -> int:
+        """Put a request at the end of the line and return its id: 1, 2, 3, …, never reused, spent on refused ones too.
+
+        `arrival` is in seconds of time.monotonic(), default now. `cache_salt` (default: the engine's) is for whoever
+        runs a server: only requests with equal salts share cached text. Raises RequestRefused, a ValueError whose
+        sentence holds both numbers, when the request can never be served or the line is full.
+        """
+        self._last_id += 1
+        request_id, now = self._last_id, time.monotonic()
+        self.journal.time = now
+        try:
+            max_tokens = self.door.check(prompt_token_ids, params)
+            self.door.check_queue(self.scheduler.waiting, len(prompt_token_ids), now)
+        except RequestRefused as refusal:
+            self.counters.count("kvscope:requests_refused_total")
+            self.journal.emit(EventKind.REFUSED, request_id, cause=refusal.cause, text=str(refusal),
+                              numbers={"needed": refusal.needed, "available": refusal.available})  # fmt: skip
+            raise
+        salt = self.config.cache_salt if cache_salt is None else cache_salt
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_tokens=max_tokens,
+            eos_token_ids=self.eos_token_ids,
+            extra_keys=() if salt is None else (("salt", salt),),
+            num_groups=self.num_groups,
+            arrival=now if arrival is None else arrival,
+            label=label,
+        )
+        self._live[request_id] = request
+        numbers = {"prompt_tokens": len(prompt_token_ids), "max_tokens": max_tokens, "n": params.n}
+        self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers)
+        self.scheduler.add(request.children[0])
+        return request_id
+
+    def get(self, request_id: int) -> Request:
+        """A live request, or one of the last that ended (256 at least). KeyError for any other id."""
+        return self._live.get(request_id) or self._finished[request_id]
+
+    def cancel(self, request_id: int, cause: Cause = Cause.USER) -> bool:
+        """End all samples of a request now; computed full blocks stay cached. False when it is over or unknown."""
+        request = self._live.get(request_id)
+        if request is None:
+            return False
+        self.journal.time = time.monotonic()
+        self.lifecycle.cancel(request, cause)
+        return self._retire(request)
+
+    def finish(
+        self, request_id: int, child: int, num_tokens: int, reason: Cause, stop_reason: int | str | None = None
+    ) -> bool:
+        """End one sample after its first `num_tokens` output tokens, for a reason that only text can show.
+
+        Tokens, log-probabilities and published blocks past that point are dropped. False when the sample is over
+        already: then only its record is corrected, for a stop string that ends on the very token that ended it.
+        """
+        request = self.get(request_id)
+        seq = request.children[child]
+        if not 0 <= num_tokens <= seq.num_output_tokens:
+            raise ValueError(f"num_tokens={num_tokens}: request {request_id} has {seq.num_output_tokens} output tokens")
+        self.journal.time = time.monotonic()
+        was_live = not seq.status.is_over
+        self.lifecycle.finish(seq, reason, stop_reason, num_tokens)
+        if request.finished:
+            self._retire(request)
+        return was_live
+
+    def preempt(self, request_id: int) -> bool:
+        """Take the blocks of a running request away, as if another needed them. False when it does not run."""
+        request = self._live.get(request_id)
+        running = [c for c in request.children if c.status is RequestStatus.RUNNING] if request else []
+        self.journal.time = time.monotonic()
+        for seq in reversed(running):
+            self.scheduler.preempt(seq, Cause.USER)
+        return bool(running)
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. False when running requests still hold text that can be found; theirs stays."""
+        self.journal.time = time.monotonic()
+        self.journal.emit(EventKind.CACHE_RESET, cause=Cause.USER, numbers={"blocks": self.tables.reset_cache()})
+        return self.tables.index.num_published == 0
+
+    def _retire(self, request: Request) -> bool:
+        """From the live requests to the finished ones, of which the newest are kept. False when it was there already."""
+        if self._live.pop(request.id, None) is None:
+            return False
+        self._finished[request.id] = request
+        if len(self._finished) > self._num_finished_kept:
+            self._finished.popitem(last=False)
+        return True
+
+    # --- for those who look ---------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that wait or run."""
+        return len(self._live)
+
+    def snapshot(self, state: str = "running") -> EngineSnapshot:
+        """What a viewer may see, copied; `state` is the driver's word: "running", "paused" or "stopped"."""
+        return take_snapshot(self, state)
+
+    def metrics(self) -> dict[str, float]:
+        """Gauges, counters, and sum and count of each histogram, under vLLM's names."""
+        return self.counters.as_dict(gauges(self))
+
+    def metrics_text(self) -> str:
+        """The same and the histograms' buckets, as Prometheus text."""
+        return self.counters.as_text(gauges(self))
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError where queues, tables, pool and prefix index contradict each other."""
+        self.scheduler.check_integrity()
+        waiting = len(self.scheduler.waiting)
+        children = sum(not c.status.is_over for request in self._live.values() for c in request.children)
+        if children != waiting + len(self.scheduler.running):
+            raise RuntimeError(f"{children} samples live, {waiting} wait and {len(self.scheduler.running)} run")
+        if not self._live and self.tables.pool.num_used:
+            raise RuntimeError(f"no request lives and {self.tables.pool.num_used} blocks are in use")

@@ -1,0 +1,279 @@
+"""Block tables: which block holds which tokens of which sequence, one table per KV group.
+
+    logical block     0          1          2          3
+    table           [ 7        | 2        | 9        ]
+    tokens            0..15      16..31     32..37      the next block is taken when token 48 comes
+                      full, findable text   ▲ num_computed_tokens = 38: slots 0..5 of block 9 are written
+
+A table only grows at its end, but for named edits, each an event: copy-on-write replaces the block that is about to be
+written while others still read it, and truncation drops the end. Otherwise a running sequence's block ids never change.
+`BlockTables` is the one place where blocks change hands; it tells the journal who, which and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..events import Cause, EventKind, Journal
+from .block_pool import NULL_BLOCK, BlockPool
+from .prefix_hash import Miss, PrefixIndex, PrefixNode
+
+if TYPE_CHECKING:
+    from ..request import Sequence
+
+
+class BlockTables:
+    """Takes, shares, copies, publishes and frees the blocks of sequences. A failed `grow` changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_groups: int,
+        block_bytes: int,
+        enable_prefix_caching: bool,
+        journal: Journal,
+    ):
+        self.block_size = block_size
+        self.num_groups = num_groups
+        self.block_bytes = block_bytes
+        self.enable_prefix_caching = enable_prefix_caching
+        self.journal = journal
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, num_groups=num_groups)
+        self.num_evicted = 0
+        self.num_copied = 0
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in range(num_groups)]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens, over all groups."""
+        return -(-num_tokens // self.block_size) * self.num_groups
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def find_prefix(self, seq: Sequence) -> list[PrefixNode]:
+        """Cached text at the start of the sequence: whole blocks, and at least one token is left to compute."""
+        if not self.enable_prefix_caching:
+            return []
+        root = self.index.root(seq.request.extra_keys)
+        max_blocks = (seq.num_tokens - 1) // self.block_size
+        return self.index.match(root, seq.token_ids, seq.block_keys, max_blocks)
+
+    def explain_miss(self, seq: Sequence, nodes: list[PrefixNode]) -> Miss | None:
+        """Why `find_prefix` found no more than `nodes`."""
+        root = self.index.root(seq.request.extra_keys)
+        max_blocks = (seq.num_tokens - 1) // self.block_size
+        return self.index.explain(root, seq.token_ids, seq.block_keys, nodes, max_blocks)
+
+    def blocks_to_admit(self, seq: Sequence, nodes: list[PrefixNode]) -> int:
+        """Free blocks that its whole prefill would use up: new ones, and cached ones that leave the free queue."""
+        ref_count = self.pool.ref_count
+        revived = sum(ref_count[group[0]] == 0 for node in nodes for group in node.blocks)
+        return self.blocks_for(seq.num_tokens) - len(nodes) * self.num_groups + revived
+
+    def adopt(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
+        """Start the sequence's tables with the blocks that hold this text; nothing of it is computed again."""
+        emit, request, child = self.journal.emit, seq.request.id, seq.child
+        for node in nodes:
+            for group, blocks in enumerate(node.blocks):
+                block = blocks[0]
+                readers = self.pool.share(block)
+                seq.block_tables[group].append(block)
+                emit(EventKind.SHARED, request, child, group, block, self.pool.generation[block],
+                     Cause.PREFIX_MATCH, {"ref_count": readers})  # fmt: skip
+        seq.nodes = list(nodes)
+        seq.num_computed_tokens = seq.num_cached_tokens = len(nodes) * self.block_size
+
+    # --- growth ---------------------------------------------------------------------------------------------------
+
+    def grow(self, seq: Sequence, num_tokens: int, cause: Cause) -> bool:
+        """Make the next `num_tokens` tokens writable: private tail, blocks for all of them. False when the pool has too
+        few free blocks; nothing has changed then."""
+        start, tables, pool = seq.num_computed_tokens, seq.block_tables, self.pool
+        first = start // self.block_size
+        missing = -(-(start + num_tokens) // self.block_size) - len(tables[0])
+        shared = (
+            [g for g, table in enumerate(tables) if pool.ref_count[table[first]] > 1] if start % self.block_size else ()
+        )
+        if not missing and not shared:
+            return True
+        if missing * self.num_groups + len(shared) > pool.num_free:
+            return False
+        for group in shared:
+            self._copy_on_write(seq, group, first, start % self.block_size)
+        for _ in range(missing):
+            for group, table in enumerate(tables):
+                table.append(self._take(seq, group, len(table), cause))
+        return True
+
+    def _take(self, seq: Sequence, group: int, logical: int, cause: Cause) -> int:
+        pool = self.pool
+        if pool.is_cached[pool.front]:
+            self._evict(pool.front, seq)
+        block = pool.take()
+        self.journal.emit(EventKind.ALLOCATED, seq.request.id, seq.child, group, block, pool.generation[block],
+                          cause, {"logical": logical})  # fmt: skip
+        return block
+
+    def _evict(self, block: int, needed_by: Sequence) -> None:
+        step = self.journal.step
+        numbers = {
+            "idle_steps": step - self.pool.last_used_step[block],
+            "needed_by": needed_by.request.id,
+            "needed_by_child": needed_by.child,
+        }
+        self.journal.emit(EventKind.EVICTED, -1, 0, self._group_of(block), block, self.pool.generation[block],
+                          Cause.LEAST_RECENTLY_USED, numbers)  # fmt: skip
+        self.index.forget(block, step)
+        self.pool.uncache(block)
+        self.num_evicted += 1
+
+    def _group_of(self, block: int) -> int:
+        node = self.index.node_of(block)
+        return next(g for g, blocks in enumerate(node.blocks) if block in blocks)
+
+    def _copy_on_write(self, seq: Sequence, group: int, logical: int, tokens: int) -> None:
+        """Others still read the block that is written next: give the sequence a copy of its first `tokens` slots. The
+        last one to write finds itself the only reader and needs none, so n samples make n − 1 copies."""
+        pool, table = self.pool, seq.block_tables[group]
+        source = table[logical]
+        copy = table[logical] = self._take(seq, group, logical, Cause.COPY_ON_WRITE)
+        pool.fill(copy, tokens)
+        pool.release(source, self.journal.step)
+        self._copies[group].append((source, copy))
+        self.num_copied += 1
+        reader = next(s for s in seq.request.children if source in s.block_tables[group])
+        numbers = {
+            "source": source,
+            "source_generation": pool.generation[source],
+            "tokens": tokens,
+            "bytes": self.block_bytes,
+            "reader": reader.request.id,
+            "reader_child": reader.child,
+        }
+        self.journal.emit(EventKind.COPIED, seq.request.id, seq.child, group, copy, pool.generation[copy],
+                          Cause.SHARED_WRITE, numbers)  # fmt: skip
+
+    def take_copies(self) -> tuple[list[tuple[int, int]], ...]:
+        """The (source, copy) pairs since the last call, a list per group. All are made before anything is written."""
+        copies = tuple(self._copies)
+        self._copies = [[] for _ in range(self.num_groups)]
+        return copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` reads all blocks of `parent`, the partly filled one included."""
+        emit, pool = self.journal.emit, self.pool
+        for group, table in enumerate(parent.block_tables):
+            child.block_tables[group].extend(table)
+            for block in table:
+                emit(EventKind.SHARED, child.request.id, child.child, group, block, pool.generation[block],
+                     Cause.FORK, {"ref_count": pool.share(block)})  # fmt: skip
+        child.nodes = list(parent.nodes)
+        child.block_keys = list(parent.block_keys)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_cached_tokens = parent.num_cached_tokens
+
+    # --- after the step -------------------------------------------------------------------------------------------
+
+    def advance(self, seq: Sequence, num_tokens: int) -> None:
+        """The KV of the next `num_tokens` tokens is written: move on, and publish the blocks that are full now."""
+        start, size, pool = seq.num_computed_tokens, self.block_size, self.pool
+        end = seq.num_computed_tokens = start + num_tokens
+        for logical in range(start // size, -(-end // size)):
+            slots = min(size, end - logical * size)
+            for table in seq.block_tables:
+                pool.fill(table[logical], slots)
+        if self.enable_prefix_caching and end // size > len(seq.nodes):
+            self._publish(seq, end // size)
+
+    def _publish(self, seq: Sequence, num_full: int) -> None:
+        root = self.index.root(seq.request.extra_keys)
+        self.index.extend_keys(seq.block_keys, root, seq.token_ids, num_full)
+        for logical in range(len(seq.nodes), num_full):
+            parent = seq.nodes[-1] if seq.nodes else root
+            blocks = [table[logical] for table in seq.block_tables]
+            tokens = self.index.tokens_of(seq.token_ids, logical)
+            seq.nodes.append(self.index.publish(parent, seq.block_keys[logical], tokens, blocks, seq.request.id))
+            for group, block in enumerate(blocks):
+                self.pool.cache(block)
+                self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block,
+                                  self.pool.generation[block], Cause.BLOCK_FULL,
+                                  {"logical": logical, "tokens": self.block_size})  # fmt: skip
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def release(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
+        """Drop all blocks of the sequence, the last first, so that the end of a text is evicted before its start.
+        Returns (blocks that became free, how many of these stay cached)."""
+        freed = cached = 0
+        pool, step = self.pool, self.journal.step
+        for logical in range(len(seq.block_tables[0]) - 1, -1, -1):
+            for group in range(self.num_groups - 1, -1, -1):
+                block = seq.block_tables[group][logical]
+                if block != NULL_BLOCK and pool.release(block, step):
+                    freed += 1
+                    cached += pool.is_cached[block]
+                    self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block,
+                                      pool.generation[block], cause, {"cached": pool.is_cached[block]})  # fmt: skip
+        for table in seq.block_tables:
+            del table[:]
+        seq.nodes = []
+        seq.num_computed_tokens = 0
+        return freed, cached
+
+    def withdraw(self, seq: Sequence, from_logical: int = 0) -> list[int]:
+        """The text of these blocks of the sequence is not to be found any more. Returns the blocks that only it reads."""
+        blocks = [block for table in seq.block_tables for block in table[from_logical:] if block != NULL_BLOCK]
+        for block in blocks:
+            self.index.forget(block, self.journal.step)
+            self.pool.uncache(block)
+        del seq.nodes[from_logical:]
+        return [block for block in blocks if self.pool.ref_count[block] == 1]
+
+    def reset_cache(self) -> int:
+        """Empty the prefix cache; blocks that running requests read keep their text. Returns the blocks emptied."""
+        blocks = self.pool.eviction_order().tolist()
+        for block in blocks:
+            self.journal.emit(EventKind.EVICTED, -1, 0, self._group_of(block), block, self.pool.generation[block],
+                              Cause.CACHE_RESET,
+                              {"idle_steps": self.journal.step - self.pool.last_used_step[block]})  # fmt: skip
+            self.index.forget(block, self.journal.step)
+            self.pool.uncache(block)
+        return len(blocks)
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise RuntimeError unless `sequences` (all that hold blocks) account for every reader and every text."""
+        self.pool.check_integrity()
+        self.index.check_integrity()
+        readers = [0] * self.pool.num_blocks
+        readers[NULL_BLOCK] = 1
+        for seq in sequences:
+            lengths = {len(table) for table in seq.block_tables}
+            if lengths != {-(-seq.num_computed_tokens // self.block_size)}:
+                raise RuntimeError(f"{seq} has tables of {sorted(lengths)} blocks of {self.block_size} tokens")
+            for table in seq.block_tables:
+                for block in table:
+                    readers[block] += block != NULL_BLOCK
+            self._check_text(seq)
+        for block, (counted, said) in enumerate(zip(readers, self.pool.ref_count, strict=True)):
+            if counted != said:
+                raise RuntimeError(f"block {block} stands in {counted} tables, its reference count is {said}")
+            if bool(self.pool.is_cached[block]) != (self.index.node_of(block) is not None):
+                raise RuntimeError(f"block {block}: pool and prefix index disagree whether its text can be found")
+
+    def _check_text(self, seq: Sequence) -> None:
+        """Published blocks of the sequence hold its tokens and are computed; slots written match its progress."""
+        for logical, node in enumerate(seq.nodes):
+            if (logical + 1) * self.block_size > seq.num_computed_tokens:
+                raise RuntimeError(f"{seq} published block {logical} before its KV was computed")
+            if node.tokens != self.index.tokens_of(seq.token_ids, logical):
+                raise RuntimeError(f"{seq} published block {logical} with foreign tokens")
+        for table in seq.block_tables:
+            for logical, block in enumerate(table):
+                slots = min(self.block_size, seq.num_computed_tokens - logical * self.block_size)
+                if self.pool.filled[block] != slots:
+                    raise RuntimeError(
+                        f"{seq}: {self.pool.filled[block]} slots of block {block} are written, not {slots}"
+                    )

@@ -1,0 +1,79 @@
+"""What viewers get to see of a core: gauges and snapshots. Reads everything, changes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .snapshot import EngineSnapshot, RequestState
+
+if TYPE_CHECKING:
+    from .core import EngineCore
+    from .request import Sequence
+
+MAX_WAITING_SHOWN = 256  # of a long line; the gauges count all of it
+
+
+def gauges(core: EngineCore) -> dict[str, float]:
+    """The state of the core as numbers, by the names of `metrics.GAUGES`."""
+    pool, running = core.tables.pool, core.scheduler.running
+    num_running = len({seq.request.id for seq in running})
+    return {
+        "vllm:num_requests_running": num_running,
+        "vllm:num_requests_waiting": core.num_live - num_running,
+        "vllm:kv_cache_usage_perc": pool.num_used / (pool.num_blocks - 1),
+        "kvscope:num_sequences_running": len(running),
+        "kvscope:num_blocks_used": pool.num_used,
+        "kvscope:num_blocks_cached": pool.num_free_cached,
+        "kvscope:num_slots_used": pool.used_slots,
+    }
+
+
+def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
+    """Copy what a viewer may see. Costs a few array copies and a little for every running request."""
+    pool, step = core.tables.pool, core.journal.step
+    sequences = sorted([*core.scheduler.running, *core.scheduler.waiting.first(MAX_WAITING_SHOWN)], key=lambda s: s.key)
+    requests = tuple(_state(core, seq) for seq in sequences)
+    owner = np.full(pool.num_blocks, -1, np.int32)
+    for i in range(len(requests) - 1, -1, -1):  # backwards, so that the first reader stays
+        for table in requests[i].block_tables:
+            owner[table] = i
+    owner[0] = -1
+    ref_count = np.array(pool.ref_count, np.int32)
+    last_used = np.array(pool.last_used_step, np.int32)
+    last_used[ref_count > 0] = step
+    return EngineSnapshot(
+        step=step,
+        time=time.monotonic(),
+        state=state,
+        block_size=core.config.block_size,
+        num_blocks=pool.num_blocks,
+        block_state=pool.states(),
+        ref_count=ref_count,
+        generation=np.array(pool.generation, np.int32),
+        filled=np.array(pool.filled, np.int32),
+        owner=owner,
+        last_used_step=last_used,
+        eviction_order=pool.eviction_order(),
+        requests=requests,
+        counters=core.metrics(),
+    )
+
+
+def _state(core: EngineCore, seq: Sequence) -> RequestState:
+    request = seq.request
+    return RequestState(
+        id=request.id,
+        child=seq.child,
+        status=seq.status.value,
+        num_samples=request.params.n,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=seq.num_computed_tokens,
+        num_cached_tokens=seq.num_cached_tokens,
+        num_output_tokens=seq.num_output_tokens,
+        block_tables=tuple(np.array(table, np.int32) for table in seq.block_tables),
+        blocked_because=core.scheduler.blocked_because(seq),
+        label=request.label,
+    )

@@ -1,0 +1,227 @@
+"""A request, its samples, and the little state machine that each sample goes through.
+
+A `Request` is what a user asked for; a `Sequence` is one sample of it and the thing that is scheduled. A request
+starts as one sequence, child 0; when its prompt is computed and n > 1 it forks into n.
+
+    waiting ──admitted──▶ running ──▶ finished | cancelled | failed
+                          │     ▲
+                  preempted ────┘ resumed: prompt and output so far are computed again
+
+A sequence has no prefill or decode mode. One integer, `num_computed_tokens`, says how far its KV reaches, and each step
+gives it tokens so that it catches up with `num_tokens`. Knows no block pool and no scheduler.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from .events import Cause
+from .outputs import RequestMetrics
+from .sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from .kvcache.prefix_hash import ExtraKeys, PrefixNode
+
+_FINISH_REASONS = {
+    Cause.EOS: "stop",
+    Cause.STOP_TOKEN: "stop",
+    Cause.STOP_STRING: "stop",
+    Cause.LENGTH: "length",
+    Cause.CANCELLED: "cancelled",
+    Cause.FAILED: "error",
+}
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self in (RequestStatus.FINISHED, RequestStatus.CANCELLED, RequestStatus.FAILED)
+
+
+class RequestRefused(ValueError):
+    """A request that was not taken. `cause`, `needed` and `available` are the numbers of the sentence; `retry_after` is
+    in seconds, None where asking again cannot help."""
+
+    def __init__(
+        self, sentence: str, cause: Cause, needed: int = 0, available: int = 0, retry_after: float | None = None
+    ):
+        super().__init__(sentence)
+        self.cause = cause
+        self.needed = needed
+        self.available = available
+        self.retry_after = retry_after
+
+
+class Blocked(NamedTuple):
+    """Why a sequence waits. Blocks, tokens or seats, whatever `cause` is about."""
+
+    cause: Cause
+    needed: int = 0
+    available: int = 0
+    reserved: int = 0
+    behind: int = -1  # request id
+
+    def sentence(self) -> str:
+        """The words after "is waiting because"."""
+        if self.cause is Cause.NO_FREE_BLOCK:
+            reserve = f" and {self.reserved} are kept in reserve" if self.reserved else ""
+            return (
+                f"it needs {_count(self.needed, 'block')}; {self.available} {_are(self.available)} available{reserve}"
+            )
+        if self.cause is Cause.MAX_NUM_SEQS:
+            return f"it needs {_count(self.needed, 'seat')} and {self.available} of max_num_seqs {_are(self.available)} free"
+        if self.cause is Cause.TOKEN_BUDGET:
+            return f"it needs {_count(self.needed, 'token')} and the budget of the step is spent"
+        if self.cause is Cause.AFTER_PREEMPTION:
+            return "no one is admitted in a step that preempted"
+        return f"request {self.behind} is ahead of it"
+
+
+class Sequence:
+    """One sample of a request. `token_ids` holds prompt and output; the KV of its first `num_computed_tokens` is in
+    the blocks of `block_tables` (one table per KV group, all equally long)."""
+
+    __slots__ = (
+        "block_keys",
+        "block_tables",
+        "blocked",
+        "child",
+        "cumulative_logprob",
+        "finish_cause",
+        "last_token_time",
+        "logprobs",
+        "nodes",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "prefill_end",
+        "request",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "waiting_since_step",
+    )
+
+    def __init__(self, request: Request, child: int, token_ids: array, num_groups: int):
+        self.request = request
+        self.child = child
+        self.token_ids = token_ids  # int64
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.prefill_end = len(token_ids)  # tokens it had when it was admitted: below it is prefill, from it on decode
+        self.num_cached_tokens = 0  # found in the prefix cache at the latest admission
+        self.num_preemptions = 0
+        self.block_tables: tuple[array, ...] = tuple(array("i") for _ in range(num_groups))
+        self.nodes: list[PrefixNode] = []  # text of its first full blocks, as far as it was found or published
+        self.block_keys: list[bytes] = []  # their hashes, and those of blocks still to be looked up
+        self.logprobs: list[dict[int, float]] | None = None if request.params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_cause = Cause.NONE
+        self.stop_reason: int | str | None = None
+        self.blocked: Blocked | None = None
+        self.waiting_since_step = 0
+        self.last_token_time = 0.0  # seconds, time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.request.id}.{self.child} {self.status} {self.num_computed_tokens}/{self.num_tokens}>"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its place in the order of arrival: lower is older, and older goes first."""
+        return (self.request.id, self.child)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.request.num_prompt_tokens :].tolist()
+
+    @property
+    def is_prefill(self) -> bool:
+        """Does it still compute what it was admitted with (a resumed one: prompt and earlier output)?"""
+        return self.num_computed_tokens < self.prefill_end
+
+    @property
+    def num_seats(self) -> int:
+        """Places of max_num_seqs that it needs: n for a request that has yet to fork."""
+        return 1 if self.request.has_forked else self.request.params.n
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop" | "length" | "cancelled" | "error", None while it lives."""
+        return _FINISH_REASONS.get(self.finish_cause)
+
+
+class Request:
+    """What a user asked for, and its samples in order. `max_tokens` is resolved: a number."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        eos_token_ids: frozenset[int],
+        extra_keys: ExtraKeys = (),
+        num_groups: int = 1,
+        arrival: float,
+        label: str = "",
+    ):
+        self.id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.max_tokens = max_tokens
+        self.stop_token_ids = frozenset(params.stop_token_ids)  # they count with ignore_eos too
+        self.eos_token_ids = eos_token_ids
+        self.masked_token_ids = tuple(sorted(self.stop_token_ids | eos_token_ids)) if params.min_tokens else ()
+        self.extra_keys = extra_keys
+        self.label = label
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.has_forked = params.n == 1
+        self.num_cached_tokens = 0  # prompt tokens whose prefill was skipped at the first admission
+        self.error: BaseException | None = None
+        self.metrics = RequestMetrics(arrival=arrival)
+        self.children = [Sequence(self, 0, array("q", self.prompt_token_ids), num_groups)]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.id} {self.status}, {self.num_prompt_tokens} prompt tokens, {len(self.children)} children>"
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Every sample is over, in whatever way."""
+        return all(child.status.is_over for child in self.children)
+
+    @property
+    def status(self) -> RequestStatus:
+        """The status of the sample that is furthest from its end."""
+        order = list(RequestStatus)
+        live = [child.status for child in self.children if not child.status.is_over]
+        if live:
+            return RequestStatus.RUNNING if RequestStatus.RUNNING in live else live[0]
+        return max((child.status for child in self.children), key=order.index)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -1,0 +1,100 @@
+"""What is refused when it is added: a request that can never be served, or one more than the queue may hold.
+
+The room of a request is the smaller of the model's context and the pool. The KV of the last token is never written, so
+a pool of B blocks of S tokens has room for B·S + 1 tokens. `max_tokens=None` means the room that the prompt leaves; an
+explicit `max_tokens` that does not fit is refused, not cut: whoever names a number gets it or a sentence with both
+numbers. n samples are not counted n times: they are preempted one by one, so the oldest always has the pool.
+"""
+
+from __future__ import annotations
+
+from ..config import EngineConfig
+from ..events import Cause
+from ..request import RequestRefused
+from ..sampling.params import SamplingParams
+from .queue import WaitingQueue
+
+
+class Door:
+    """Checks requests against `config` (num_blocks and max_model_len resolved) for a model with `num_groups` KV groups."""
+
+    def __init__(self, config: EngineConfig, *, vocab_size: int, num_groups: int):
+        self.config = config
+        self.vocab_size = vocab_size
+        self.num_groups = num_groups
+        self.usable_blocks = config.num_blocks - 1  # the null block holds no token
+
+    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> int:
+        """The request's max_tokens as a number. Raises RequestRefused when it can never be served."""
+        num_prompt = len(prompt_token_ids)
+        if not num_prompt:
+            raise RequestRefused("prompt_token_ids is empty: at least 1 token is needed", Cause.INVALID, 1, 0)
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestRefused(
+                f"prompt_token_ids holds {bad}: the model's token ids go from 0 to {self.vocab_size - 1}",
+                Cause.INVALID, bad, self.vocab_size - 1,
+            )  # fmt: skip
+        bad = max(params.stop_token_ids, default=0)
+        if bad >= self.vocab_size:
+            raise RequestRefused(
+                f"stop_token_ids holds {bad}: the model's token ids go from 0 to {self.vocab_size - 1}",
+                Cause.INVALID, bad, self.vocab_size - 1,
+            )  # fmt: skip
+        if params.n > self.config.max_num_seqs:
+            raise RequestRefused(
+                f"n={params.n}: all samples run together, and max_num_seqs allows {self.config.max_num_seqs}",
+                Cause.INVALID, params.n, self.config.max_num_seqs,
+            )  # fmt: skip
+        self._check_context(num_prompt, params)
+        self._check_pool(num_prompt, params)
+        pool_room = self.usable_blocks // self.num_groups * self.config.block_size + 1 - num_prompt
+        max_tokens = params.max_tokens or min(self.config.max_model_len - num_prompt, pool_room)
+        if params.min_tokens > max_tokens:
+            raise RequestRefused(
+                f"min_tokens={params.min_tokens}: the prompt of {num_prompt} tokens leaves room for {max_tokens}",
+                Cause.CONTEXT_TOO_LONG, params.min_tokens, max_tokens,
+            )  # fmt: skip
+        return max_tokens
+
+    def _check_context(self, num_prompt: int, params: SamplingParams) -> None:
+        limit, needed = self.config.max_model_len, num_prompt + (params.max_tokens or 1)
+        if needed > limit:
+            raise RequestRefused(
+                f"{_what(num_prompt, params)} {needed} tokens, max_model_len is {limit}",
+                Cause.CONTEXT_TOO_LONG, needed, limit,
+            )  # fmt: skip
+
+    def _check_pool(self, num_prompt: int, params: SamplingParams) -> None:
+        size = self.config.block_size
+        needed = -(-(num_prompt + (params.max_tokens or 1) - 1) // size) * self.num_groups
+        if needed > self.usable_blocks:
+            raise RequestRefused(
+                f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, the pool has {self.usable_blocks}",
+                Cause.POOL_TOO_SMALL, needed, self.usable_blocks,
+            )  # fmt: skip
+
+    def check_queue(self, line: WaitingQueue, num_prompt: int, now: float) -> None:
+        """Raises RequestRefused, with a retry hint in seconds, when the line is full."""
+        config, waiting, tokens = self.config, line.num_fresh, line.num_prompt_tokens
+        retry_after = line.seconds_per_admission(now)
+        hint = f"try again in {max(1, round(retry_after))} s"
+        if waiting >= config.max_waiting_requests:
+            raise RequestRefused(
+                f"{waiting} requests are waiting, max_waiting_requests is {config.max_waiting_requests}: {hint}",
+                Cause.QUEUE_FULL, waiting + 1, config.max_waiting_requests, retry_after,
+            )  # fmt: skip
+        if waiting and tokens + num_prompt > config.max_waiting_tokens:
+            raise RequestRefused(
+                f"{tokens} prompt tokens are waiting and this request adds {num_prompt}, max_waiting_tokens is "
+                f"{config.max_waiting_tokens}: {hint}",
+                Cause.QUEUE_FULL, tokens + num_prompt, config.max_waiting_tokens, retry_after,
+            )  # fmt: skip
+
+
+def _what(num_prompt: int, params: SamplingParams) -> str:
+    tokens = "1 token" if num_prompt == 1 else f"{num_prompt} tokens"
+    if params.max_tokens is None:
+        return f"a prompt of {tokens} and one more to generate need"
+    return f"a prompt of {tokens} and max_tokens={params.max_tokens} need"

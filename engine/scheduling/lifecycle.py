@@ -1,0 +1,194 @@
+"""What becomes of sequences once a step is computed: they advance, fork, get tokens, finish, or fail.
+
+The finish decision is taken token by token, in order of position: the end of sequence, a stop id, then the length; stop
+strings need text and come from outside through `finish`. Nothing past the last token of a sample is kept or published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from ..events import Cause, EventKind
+from ..kvcache.storage import KVStorage
+from ..metrics import Metrics
+from ..request import Request, RequestStatus, Sequence
+from ..sampling.sampler import Sampled, SampleRow
+from .plan import Plan
+from .scheduler import Scheduler
+
+TokenList = dict[int, list[tuple[int, int]]]  # request id -> [(child, token id)]
+
+
+def sample_rows(plan: Plan) -> list[SampleRow]:
+    """One row per token that the step will choose. A request that has yet to fork gives n rows that read the same logits:
+    the first tokens of its samples."""
+    rows = []
+    for logits_row, row in enumerate(plan.sampled_rows):
+        seq = plan.sequences[row]
+        request, num_output = seq.request, seq.num_output_tokens
+        masked = request.masked_token_ids if num_output < request.params.min_tokens else ()
+        for child in range(seq.child, seq.child + seq.num_seats):
+            rows.append(SampleRow(logits_row, request.params, request.id, child, num_output, masked))
+    return rows
+
+
+class Lifecycle:
+    """Carries results into sequences, and ends sequences, through `scheduler`. Knows no model."""
+
+    def __init__(self, scheduler: Scheduler, storage: KVStorage, metrics: Metrics):
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.journal = scheduler.journal
+        self.storage = storage
+        self.metrics = metrics
+
+    def apply(self, plan: Plan, sampled: Sampled) -> TokenList:
+        """Advance every row of the plan and give the sampled ones their tokens, which are returned."""
+        draws = iter(range(len(sampled.token_ids)))
+        chosen = [
+            (plan.sequences[row], list(islice(draws, plan.sequences[row].num_seats))) for row in plan.sampled_rows
+        ]
+        if sampled.invalid:
+            invalid = set(sampled.invalid)
+            broken = [seq.request for seq, its_draws in chosen if not invalid.isdisjoint(its_draws)]
+            self.fail(broken, FloatingPointError("the logits of the step are not finite (NaN or infinity)"))
+        new_tokens: TokenList = {}
+        for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            if seq.status is RequestStatus.RUNNING:
+                self.tables.advance(seq, num_tokens)
+        self.metrics.count("kvscope:computed_tokens_total", plan.prefill_tokens + plan.decode_tokens)
+        for seq, its_draws in chosen:
+            if seq.status is not RequestStatus.RUNNING:
+                continue
+            samples = [seq] if seq.request.has_forked else self._fork(seq)
+            for sample, draw in zip(samples, its_draws, strict=True):
+                token_id = sampled.token_ids[draw]
+                new_tokens.setdefault(seq.request.id, []).append((sample.child, token_id))
+                self._accept(sample, token_id, sampled.logprobs[draw])
+        return new_tokens
+
+    def _fork(self, parent: Sequence) -> list[Sequence]:
+        """The prompt is computed: n samples go on from here and share every block of it, the partly filled one too."""
+        request, tables = parent.request, parent.block_tables
+        numbers = {"samples": request.params.n, "shared_blocks": sum(map(len, tables))}
+        self.journal.emit(EventKind.FORKED, request.id, cause=Cause.PARALLEL_SAMPLING, numbers=numbers)
+        request.has_forked = True
+        for child in range(1, request.params.n):
+            seq = Sequence(request, child, parent.token_ids[:], len(tables))
+            request.children.append(seq)
+            self.scheduler.fork(parent, seq)
+        return list(request.children)
+
+    def _accept(self, seq: Sequence, token_id: int, logprobs: dict[int, float] | None) -> None:
+        request, now = seq.request, self.journal.time
+        seq.token_ids.append(token_id)
+        if logprobs is not None and seq.logprobs is not None:
+            seq.logprobs.append(logprobs)
+            seq.cumulative_logprob += logprobs[token_id]
+        self.metrics.count("vllm:generation_tokens_total")
+        if request.metrics.first_token is None:
+            request.metrics.first_token = now
+            self.metrics.observe("vllm:time_to_first_token_seconds", now - request.metrics.arrival)
+        if seq.last_token_time:
+            self.metrics.observe("vllm:inter_token_latency_seconds", now - seq.last_token_time)
+        seq.last_token_time = now
+        cause = _end(seq, token_id)
+        if cause is not Cause.NONE:
+            self.finish(seq, cause, token_id if cause is Cause.STOP_TOKEN else None)
+
+    # --- the end of a sample --------------------------------------------------------------------------------------
+
+    def finish(self, seq: Sequence, cause: Cause, stop_reason: int | str | None, num_tokens: int | None = None) -> None:
+        """End a sample, after its first `num_tokens` output tokens where given. One that is over already keeps its status;
+        only what it says about its end is corrected."""
+        was_over = seq.status.is_over
+        if num_tokens is not None and num_tokens < seq.num_output_tokens:
+            self._truncate(seq, num_tokens)
+        if was_over and seq.finish_cause is not Cause.CANCELLED and seq.finish_cause is not Cause.FAILED:
+            self.metrics.finished[seq.finish_reason] -= 1
+        elif was_over:
+            return
+        seq.finish_cause, seq.stop_reason = cause, stop_reason
+        self.metrics.finished[seq.finish_reason] += 1
+        if was_over:
+            return
+        freed, cached = self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED)
+        numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached,
+                   "limit": seq.request.max_tokens}  # fmt: skip
+        self.journal.emit(EventKind.FINISHED, seq.request.id, seq.child, cause=cause, numbers=numbers,
+                          text=stop_reason if isinstance(stop_reason, str) else "")  # fmt: skip
+
+    def _truncate(self, seq: Sequence, num_tokens: int) -> None:
+        keep = seq.request.num_prompt_tokens + num_tokens
+        if len(seq.nodes) * self.tables.block_size > keep:
+            self.tables.withdraw(seq, keep // self.tables.block_size)
+        del seq.token_ids[keep:]
+        if seq.logprobs is not None:
+            del seq.logprobs[num_tokens:]
+            seq.cumulative_logprob = sum(p[t] for p, t in zip(seq.logprobs, seq.output_token_ids, strict=True))
+
+    def cancel(self, request: Request, cause: Cause) -> None:
+        """End all samples that live; what they computed in full blocks stays cached."""
+        for seq in _live(request):
+            seq.finish_cause = Cause.CANCELLED
+            freed, cached = self._leave(seq, RequestStatus.CANCELLED, Cause.CANCELLED)
+            self.metrics.finished["cancelled"] += 1
+            numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached}
+            self.journal.emit(EventKind.CANCELLED, request.id, seq.child, cause=cause, numbers=numbers)
+
+    def fail(self, requests: Iterable[Request], fault: BaseException) -> None:
+        """End all samples of these requests because of `fault`. Where logits were not finite, nobody knows since when the
+        KV has been broken, so none of their text can be found from then on. Pages that became free are zeroed."""
+        cause = _fault_cause(fault)
+        for request in requests:
+            request.error = fault
+            blocks = {block for seq in _live(request) for table in seq.block_tables for block in table}
+            for seq in _live(request):
+                if cause is Cause.NAN_LOGITS:
+                    self.tables.withdraw(seq)
+                seq.finish_cause = Cause.FAILED
+                freed, _ = self._leave(seq, RequestStatus.FAILED, Cause.FAILED)
+                self.metrics.finished["error"] += 1
+                self.journal.emit(EventKind.FAILED, request.id, seq.child, cause=cause, numbers={"freed_blocks": freed},
+                                  text=f"{type(fault).__name__}: {fault}")  # fmt: skip
+            pool = self.tables.pool
+            self.storage.clear([b for b in blocks if pool.ref_count[b] == 0 and not pool.is_cached[b]])
+
+    def _leave(self, seq: Sequence, status: RequestStatus, cause: Cause) -> tuple[int, int]:
+        """Out of the scheduler, blocks returned: (blocks that became free, how many of these stay cached)."""
+        counts = self.scheduler.remove(seq, cause)
+        seq.status = status
+        request = seq.request
+        self.metrics.observe("vllm:request_generation_tokens", seq.num_output_tokens)
+        if request.finished:
+            request.metrics.finished = self.journal.time
+            request.metrics.num_output_tokens = max(child.num_output_tokens for child in request.children)
+            if status is RequestStatus.FINISHED:
+                self.metrics.observe("vllm:request_prompt_tokens", request.num_prompt_tokens)
+                self.metrics.observe("vllm:e2e_request_latency_seconds", self.journal.time - request.metrics.arrival)
+        return counts
+
+
+def _live(request: Request) -> list[Sequence]:
+    return [seq for seq in request.children if not seq.status.is_over]
+
+
+def _end(seq: Sequence, token_id: int) -> Cause:
+    """Whether the token just accepted is the sample's last, and why."""
+    request, num_output = seq.request, seq.num_output_tokens
+    if num_output >= request.params.min_tokens:
+        if token_id in request.eos_token_ids and not request.params.ignore_eos:
+            return Cause.EOS
+        if token_id in request.stop_token_ids:
+            return Cause.STOP_TOKEN
+    return Cause.LENGTH if num_output >= request.max_tokens else Cause.NONE
+
+
+def _fault_cause(fault: BaseException) -> Cause:
+    if isinstance(fault, FloatingPointError):
+        return Cause.NAN_LOGITS
+    out_of_memory = isinstance(fault, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(fault)
+    return Cause.OUT_OF_MEMORY if out_of_memory else Cause.EXCEPTION

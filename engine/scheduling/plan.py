@@ -1,0 +1,36 @@
+"""What the scheduler decided for one step, before anything is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..request import Sequence
+
+
+@dataclass(slots=True)
+class Plan:
+    """Row r computes the next `num_tokens[r]` tokens of `sequences[r]`, oldest sequence first."""
+
+    step: int
+    sequences: list[Sequence] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    sampled_rows: list[int] = field(default_factory=list)  # rows that catch up with their text: they get a new token
+    copies: tuple[list[tuple[int, int]], ...] = ()  # (source, copy) blocks, a list per KV group
+    preempted: list[Sequence] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    started: float = 0.0  # seconds, time.monotonic()
+    scheduled: float = 0.0
+    new_tokens: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # filled when the step is applied
+
+    def add(self, seq: Sequence, num_tokens: int) -> None:
+        if seq.num_computed_tokens + num_tokens == seq.num_tokens:
+            self.sampled_rows.append(len(self.sequences))
+        self.sequences.append(seq)
+        self.num_tokens.append(num_tokens)
+        if seq.is_prefill:
+            self.prefill_tokens += num_tokens
+        else:
+            self.decode_tokens += num_tokens

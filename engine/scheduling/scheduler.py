@@ -1,0 +1,250 @@
+"""Who computes how many tokens in the next step.
+
+Two passes over sequences, oldest first, share one budget of tokens:
+
+1. *Running.* Each gets what it lacks: one token when it decodes, a chunk while its prefill lasts. A chunk leaves a token
+   for every decoding sequence, so a long prompt slows nobody's text. Blocks are taken here; when none is left the
+   youngest running sequence is preempted: it loses its blocks and goes back to the head of the line, where prompt and
+   output so far become its next prefill. The oldest never loses its blocks to another, so it always finishes.
+2. *Waiting*, unless pass 1 preempted. Strictly in order: the head is admitted when a seat, a token of the budget and
+   blocks for its **whole** prefill are there, beside what running prefills still need and the watermark. Otherwise
+   everyone waits, and the head knows why.
+
+A sequence that was scheduled is never preempted in the same step: victims are younger than whoever needs the block.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+
+from ..config import EngineConfig
+from ..events import Cause, EventKind, Journal
+from ..kvcache.block_table import BlockTables
+from ..kvcache.prefix_hash import PrefixNode
+from ..metrics import Metrics
+from ..request import Blocked, RequestStatus, Sequence
+from .plan import Plan
+from .queue import WaitingQueue
+
+EXPLAINED_PER_STEP = 64  # newcomers to the line that get their first BLOCKED event in one step
+
+
+class Scheduler:
+    """Owns the line and the running list (both by age), and moves sequences between them."""
+
+    def __init__(self, config: EngineConfig, tables: BlockTables, journal: Journal, metrics: Metrics):
+        self.config = config
+        self.tables = tables
+        self.journal = journal
+        self.metrics = metrics
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.watermark = math.ceil(config.watermark * (config.num_blocks - 1))
+        # In the line since the last steps, without a reason yet; bounded although nobody may ever take a step.
+        self._unexplained: deque[Sequence] = deque(maxlen=config.max_waiting_requests + config.max_num_seqs)
+        self._blocked_head: Sequence | None = None
+
+    def add(self, seq: Sequence) -> None:
+        seq.waiting_since_step = self.journal.step
+        self.waiting.add(seq)
+        self._unexplained.append(seq)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Plan:
+        """Choose the rows of the next step and take their blocks."""
+        plan = Plan(step=self.journal.step)
+        budget, reserved = self._schedule_running(plan)
+        if plan.preempted:
+            blocked = Blocked(Cause.AFTER_PREEMPTION)
+        else:
+            blocked = self._admit(plan, budget, reserved)
+        self._explain(blocked)
+        plan.copies = self.tables.take_copies()
+        return plan
+
+    def _schedule_running(self, plan: Plan) -> tuple[int, int]:
+        """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
+        budget, reserved, running, tables = self.config.max_num_batched_tokens, 0, self.running, self.tables
+        decodes = sum(not seq.is_prefill for seq in running)  # of those not yet looked at
+        i = 0
+        while i < len(running) and budget:
+            seq = running[i]
+            i += 1
+            if seq.is_prefill:
+                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, budget - decodes)
+                cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
+            else:
+                num_tokens, cause = 1, Cause.DECODE
+                decodes -= 1
+            if num_tokens > 0:
+                while not (has_blocks := tables.grow(seq, num_tokens, cause)):
+                    victim = running[-1]
+                    decodes -= victim is not seq and not victim.is_prefill
+                    self.preempt(victim, Cause.NO_FREE_BLOCK, needed_by=seq)
+                    plan.preempted.append(victim)
+                    if victim is seq:
+                        break
+                if not has_blocks:
+                    break
+                plan.add(seq, num_tokens)
+                budget -= num_tokens
+            if seq.is_prefill:
+                reserved += self._still_to_take(seq)
+        reserved += sum(self._still_to_take(seq) for seq in running[i:] if seq.is_prefill)
+        return budget, reserved
+
+    def _still_to_take(self, seq: Sequence) -> int:
+        return self.tables.blocks_for(seq.prefill_end) - len(seq.block_tables[0]) * self.tables.num_groups
+
+    def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
+        """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""
+        seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
+        while seq := self.waiting.head:
+            if seq.num_seats > seats:
+                return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
+            if not budget:
+                return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
+            nodes = self.tables.find_prefix(seq)
+            needed = self.tables.blocks_to_admit(seq, nodes)
+            kept = reserved + self.watermark if self.running else 0
+            if needed + kept > self.tables.pool.num_free:
+                available = max(0, self.tables.pool.num_free - kept)
+                return Blocked(Cause.NO_FREE_BLOCK, needed, available, kept)
+            self._start(seq, nodes)
+            num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens)
+            self.tables.grow(seq, num_tokens, Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT)
+            plan.add(seq, num_tokens)
+            budget -= num_tokens
+            seats -= seq.num_seats
+            reserved += self._still_to_take(seq)
+        return None
+
+    def _start(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
+        """From the line to the running list, with the cached start of its text."""
+        request, child, emit = seq.request.id, seq.child, self.journal.emit
+        self.waiting.admit(seq, self.journal.time)
+        insort(self.running, seq, key=lambda s: s.key)
+        miss = self.tables.explain_miss(seq, nodes) if self.config.enable_prefix_caching else None
+        cached, total = len(nodes) * self.tables.block_size, seq.num_tokens
+        if seq.num_preemptions:
+            emit(EventKind.RESUMED, request, child, cause=Cause.CAPACITY,
+                 numbers={"cached_tokens": cached, "recompute_tokens": total - cached, "total_tokens": total})  # fmt: skip
+        else:
+            waited = self.journal.step - seq.waiting_since_step
+            emit(EventKind.ADMITTED, request, child, cause=Cause.CAPACITY,
+                 numbers={"prompt_tokens": total, "cached_tokens": cached, "waited_steps": waited})  # fmt: skip
+            seq.request.num_cached_tokens = cached
+            self.metrics.count("vllm:prompt_tokens_total", total)
+            self.metrics.observe("vllm:request_queue_time_seconds", self.journal.time - seq.request.metrics.arrival)
+        if nodes:
+            owners = [node.computed_for for node in nodes]
+            emit(EventKind.CACHE_HIT, request, child, cause=Cause.PREFIX_MATCH,
+                 numbers={"cached_tokens": cached, "prompt_tokens": total, "blocks": len(nodes),
+                          "computed_for": max(owners, key=owners.count)})  # fmt: skip
+        if miss:
+            emit(EventKind.CACHE_MISS, request, child, cause=miss.cause,
+                 numbers={"matched_tokens": cached, "prompt_tokens": total, "evicted_step": miss.evicted_step,
+                          "at_token": miss.at_token})  # fmt: skip
+        if self.config.enable_prefix_caching:
+            which = "kvscope:preempted_prefix_cache" if seq.num_preemptions else "vllm:prefix_cache"
+            self.metrics.count(f"{which}_queries_total", total)
+            self.metrics.count(f"{which}_hits_total", cached)
+        seq.status = RequestStatus.RUNNING
+        seq.blocked = None
+        seq.prefill_end = total
+        self.tables.adopt(seq, nodes)
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def preempt(self, seq: Sequence, cause: Cause, needed_by: Sequence | None = None) -> None:
+        """Take a running sequence's blocks and put it back in the line; what it computed will be computed again."""
+        self.running.remove(seq)
+        recompute = seq.num_computed_tokens
+        released, _ = self.tables.release(seq, Cause.PREEMPTED)
+        seq.status = RequestStatus.PREEMPTED
+        seq.num_preemptions += 1
+        seq.waiting_since_step = self.journal.step
+        self.waiting.put_back(seq)
+        self._unexplained.append(seq)
+        self.metrics.count("vllm:num_preemptions_total")
+        numbers = {
+            "released_blocks": released,
+            "recompute_tokens": recompute,
+            "needed_by": needed_by.request.id if needed_by else -1,
+            "needed_by_child": needed_by.child if needed_by else 0,
+        }
+        self.journal.emit(EventKind.PREEMPTED, seq.request.id, seq.child, cause=cause, numbers=numbers)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` runs from now on, beside its parent and with its blocks."""
+        self.tables.fork(parent, child)
+        child.status = RequestStatus.RUNNING
+        insort(self.running, child, key=lambda s: s.key)
+
+    def remove(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
+        """Forget a sequence that is over. Returns (blocks that became free, how many of these stay cached)."""
+        if seq.status is RequestStatus.RUNNING:
+            self.running.remove(seq)
+        else:
+            self.waiting.remove(seq)
+        counts = self.tables.release(seq, cause)
+        seq.block_keys = []
+        seq.blocked = None
+        return counts
+
+    # --- why they wait --------------------------------------------------------------------------------------------
+
+    def blocked(self, seq: Sequence) -> Blocked | None:
+        """Why this sequence waits, now; None when no step has looked at it since it came or since it leads the line."""
+        head = self.waiting.head
+        if seq is not head:
+            return Blocked(Cause.BEHIND, behind=head.request.id)
+        return None if head.blocked is None or head.blocked.cause is Cause.BEHIND else head.blocked
+
+    def blocked_because(self, seq: Sequence) -> str:
+        """The words after "is waiting because"; "" for one that runs."""
+        if seq.status is RequestStatus.RUNNING:
+            return ""
+        blocked = self.blocked(seq)
+        return "no step has begun since it came to the head of the line" if blocked is None else blocked.sentence()
+
+    def _explain(self, blocked: Blocked | None) -> None:
+        """Note why the line does not move, and tell those for whom the kind of reason changed. Only the head's reason is
+        kept: all others are behind it, so that this does not depend on the length of the line."""
+        head = self.waiting.head
+        if self._blocked_head is not None and self._blocked_head is not head:
+            self._unexplained.append(self._blocked_head)
+        self._blocked_head = head
+        if head is not None:
+            self._tell(head, blocked)
+        for _ in range(min(EXPLAINED_PER_STEP, len(self._unexplained))):
+            seq = self._unexplained.popleft()
+            if seq is not head and seq.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+                self._tell(seq, Blocked(Cause.BEHIND, behind=head.request.id))
+
+    def _tell(self, seq: Sequence, blocked: Blocked) -> None:
+        changed = seq.blocked is None or seq.blocked.cause is not blocked.cause
+        seq.blocked = blocked
+        if changed:
+            self.journal.emit(EventKind.BLOCKED, seq.request.id, seq.child, cause=blocked.cause,
+                              numbers={"needed": blocked.needed, "available": blocked.available,
+                                       "reserved": blocked.reserved, "behind": blocked.behind})  # fmt: skip
+
+    def check_integrity(self) -> None:
+        self.waiting.check_integrity()
+        keys = [seq.key for seq in self.running]
+        if keys != sorted(set(keys)):
+            raise RuntimeError(f"the running list is out of order: {keys}")
+        seats = sum(seq.num_seats for seq in self.running)
+        if seats > self.config.max_num_seqs:
+            raise RuntimeError(f"{seats} seats are taken, max_num_seqs is {self.config.max_num_seqs}")
+        for seq in self.running:
+            if seq.status is not RequestStatus.RUNNING or seq.num_computed_tokens >= seq.num_tokens:
+                raise RuntimeError(f"{seq} runs without anything to compute")
+        for seq in self.waiting:
+            if seq.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or len(seq.block_tables[0]):
+                raise RuntimeError(f"{seq} waits and holds blocks")
+        self.tables.check_integrity(self.running)
