@@ -1,0 +1,158 @@
+"""A model whose answer depends on every byte of bookkeeping, in microseconds.
+
+It writes each token's id as its K row and each token's position as its V row, and derives the next token from the rows
+that it reads back through the block tables of all KV groups. A wrong block table, slot, position, copy or prefix hit
+therefore changes the output, and so does a block that someone else has written. `reference` says what the output must
+be, from the tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from kvscope.engine import EngineConfig, EngineCore, EventLog, SamplingParams
+from kvscope.engine.kvcache.storage import KVStorage
+from kvscope.engine.models.base import KVGroup, ModelSpec
+from kvscope.engine.scheduling.batch import Batch
+from kvscope.kernels import ops
+
+VOCAB = 97
+REFERENCE = ops.resolve("reference")
+
+
+class FakeModel:
+    """`num_groups` KV groups of one layer each. Set `fault` to an exception to raise, or `broken_rows` to the logits
+    rows that get NaN, in the next step only."""
+
+    def __init__(self, num_groups: int = 1, vocab_size: int = VOCAB):
+        self.spec = ModelSpec(
+            name="fake",
+            architecture="Fake",
+            num_layers=num_groups,
+            hidden_size=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            vocab_size=vocab_size,
+            max_model_len=4096,
+            kv_groups=tuple(KVGroup(layers=(g,), num_kv_heads=1, head_dim=1) for g in range(num_groups)),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            eos_token_ids=frozenset(),
+            num_parameters=0,
+            weight_bytes=0,
+            tied_embeddings=False,
+        )
+        self.fault: BaseException | None = None
+        self.broken_rows: Sequence[int] = ()
+        self.num_calls = 0
+
+    def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
+        self.num_calls += 1
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+        ids, positions = batch.input_ids.numpy(), batch.positions.numpy()
+        for group, slots in enumerate(batch.slot_mapping):
+            rows = slots_of(storage, group)
+            assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
+            rows[slots.numpy(), 0], rows[slots.numpy(), 1] = ids, positions
+        ends = batch.query_start_loc[1:].numpy() - 1
+        wanted = [int(np.searchsorted(ends, i)) for i in batch.logits_indices.tolist()]
+        logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
+        for s, row in enumerate(wanted):
+            length = int(batch.seq_lens[row])
+            histories = []
+            for group, table in enumerate(batch.block_tables):
+                cache = slots_of(storage, group)
+                blocks = table[row].numpy()
+                size = storage.block_size
+                slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
+                histories.append(cache[slots].astype(np.int64))
+            logits[s] = logits_of(histories, self.spec.vocab_size)
+        broken, self.broken_rows = self.broken_rows, ()
+        for s in broken:
+            logits[s] = np.nan
+        return torch.from_numpy(logits)
+
+
+def slots_of(storage: KVStorage, layer: int) -> np.ndarray:
+    """The layer's pages as float32 [num_blocks * block_size, 2] of (token id, position), a view."""
+    pages, layout = storage.pages(layer)
+    half = layout.half_bytes
+    k = pages[:, :half].view(torch.float32).numpy()
+    v = pages[:, half : 2 * half].view(torch.float32).numpy()
+    return _Slots(k, v)
+
+
+class _Slots:
+    """K and V rows addressed by slot, although a page keeps them apart and pads its end."""
+
+    def __init__(self, k: np.ndarray, v: np.ndarray):
+        self.k, self.v, self.size = k, v, k.shape[1]
+
+    def __getitem__(self, slots: np.ndarray) -> np.ndarray:
+        block, offset = np.divmod(slots, self.size)
+        return np.stack([self.k[block, offset], self.v[block, offset]], axis=1)
+
+    def __setitem__(self, where: tuple[np.ndarray, int], values: np.ndarray) -> None:
+        slots, column = where
+        block, offset = np.divmod(slots, self.size)
+        (self.k, self.v)[column][block, offset] = values
+
+
+def logits_of(histories: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Pseudo-random logits of (token, position) rows, int64 [length, 2] a group; order matters."""
+    state = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        for history in histories:
+            mixed = (history[:, 0].astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed ^= (history[:, 1].astype(np.uint64) + np.uint64(7)) * np.uint64(0x94D049BB133111EB)
+            mixed *= mixed | np.uint64(1)
+            state = (state ^ mixed.sum(dtype=np.uint64)) * np.uint64(0xD6E8FEB86659FD93)
+        words = (np.arange(1, vocab_size + 1, dtype=np.uint64) * state) ^ (state >> np.uint64(29))
+        words *= np.uint64(0xFF51AFD7ED558CCD)
+    return ((words >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) * 8
+
+
+def reference(prompt: Sequence[int], max_tokens: int, *, num_groups: int = 1, vocab_size: int = VOCAB) -> list[int]:
+    """What greedy decoding must give, whatever the blocks, chunks, cache, preemptions and batch mates."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        history = np.stack([np.array(tokens), np.arange(len(tokens))], axis=1)
+        tokens.append(int(logits_of([history] * num_groups, vocab_size).argmax()))
+    return tokens[len(prompt) :]
+
+
+def make_core(
+    *, num_groups: int = 1, eos_token_ids: Sequence[int] = (), events: EventLog | None = None, **options
+) -> EngineCore:
+    """A core over the fake model; options are EngineConfig's, with small defaults."""
+    defaults = {"block_size": 4, "num_blocks": 17, "max_model_len": 1000, "watermark": 0.0}
+    config = EngineConfig(**(defaults | options))
+    model = FakeModel(num_groups)
+    storage = KVStorage(
+        model.spec.kv_groups,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        dtype=torch.float32,
+        device="cpu",
+        kernels=REFERENCE,
+    )
+    return EngineCore(model, storage, config, eos_token_ids=eos_token_ids, events=events)
+
+
+def greedy(max_tokens: int | None = 8, **options) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **options)
+
+
+def run(core: EngineCore, max_steps: int = 10_000) -> list:
+    """Step until nothing is left, checking integrity each time; the outputs of the steps."""
+    outputs = []
+    while core.has_work:
+        outputs.append(core.step())
+        core.check_integrity()
+        assert len(outputs) < max_steps, "the engine does not come to an end"
+    return outputs
