@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from kvscope.engine.events import Cause, Event, EventKind, EventLog
 from kvscope.engine.snapshot import BlockState, EngineSnapshot, RequestState
 from kvscope.workbench.theme import OwnerSlots
@@ -90,7 +89,17 @@ class FakeEngine:
         prompt = [(name, k) for name, count in pieces for k in range(count)]
         return FakeRequest(i, at, prompt, max_tokens, n, label)
 
-    def log(self, kind: EventKind, cause: Cause = Cause.NONE, *, block: int = -1, text: str = "", request=-1, child=0, **numbers):
+    def log(
+        self,
+        kind: EventKind,
+        cause: Cause = Cause.NONE,
+        *,
+        block: int = -1,
+        text: str = "",
+        request=-1,
+        child=0,
+        **numbers,
+    ):
         generation = int(self.generation[block]) if block >= 0 else 0
         self.events.append(self.step_number, self.step_number * SECONDS_A_STEP, kind, request, child, 0, block,
                            generation, cause, numbers, text)  # fmt: skip
@@ -109,7 +118,7 @@ class FakeEngine:
             self.block_of.pop(text, None)
             self.gone[text] = self.step_number
             self.log(EventKind.EVICTED, Cause.LEAST_RECENTLY_USED, block=block, needed_by=request.id,
-                     needed_by_child=sequence.child, needed_by_samples=self._samples(request),
+                     needed_by_child=sequence.child,
                      idle_steps=self.step_number - int(self.last_used[block]))  # fmt: skip
         else:
             return -1
@@ -117,9 +126,6 @@ class FakeEngine:
         self.ref[block], self.filled[block] = 1, 0
         self.log(EventKind.ALLOCATED, cause, block=block, request=request.id, child=sequence.child, logical=logical)
         return block
-
-    def _samples(self, request: FakeRequest) -> int:
-        return len(request.sequences)
 
     def _drop(self, request: FakeRequest, sequence: Sequence, cause: Cause) -> tuple[int, int]:
         kept = freed = 0
@@ -218,7 +224,7 @@ class FakeEngine:
     def _prefill(self, request: FakeRequest, budget: int, total: int) -> tuple[int, int]:
         sequence = request.sequences[0]
         rest = len(sequence.tokens) - sequence.computed
-        if rest <= 1 and sequence.computed or budget <= 0 or any(s.done for s in request.sequences):
+        if (rest <= 1 and sequence.computed) or budget <= 0 or any(s.done for s in request.sequences):
             return budget, total
         count = min(rest, budget)
         self._write(request, sequence, sequence.computed + count)
@@ -320,8 +326,7 @@ class FakeEngine:
         self.waiting.insert(0, request)
         request.status = "preempted"
         self.log(EventKind.PREEMPTED, Cause.NO_FREE_BLOCK, request=request.id, released_blocks=len(held),
-                 recompute_tokens=tokens, needed_by=needed_by.id, needed_by_child=sequence.child,
-                 needed_by_samples=self._samples(needed_by))  # fmt: skip
+                 recompute_tokens=tokens, needed_by=needed_by.id, needed_by_child=sequence.child)  # fmt: skip
 
     def _finish(self) -> None:
         for request in list(self.running):

@@ -55,19 +55,26 @@ class CellGrid:
         self.hatch = ColumnDataSource(self._hatch(7 if labelled else 3, gap))
         self.strips = empty_source("left", "right", "y", "hue", "alpha")
         self.chosen = empty_source("left", "right", "top", "bottom")
+        self.corners = empty_source("xs", "ys", "alpha")
         self.rows, self.hatch_rows = Rows(self.cells), Rows(self.hatch)
         self._draw_under()
 
     @property
     def sources(self) -> dict[str, ColumnDataSource]:
-        return {"cells": self.cells, "hatch": self.hatch, "strips": self.strips, "chosen": self.chosen}
+        return {
+            "cells": self.cells,
+            "hatch": self.hatch,
+            "strips": self.strips,
+            "chosen": self.chosen,
+            "corners": self.corners,
+        }
 
     def _cells(self) -> dict:
         n = self.num_blocks
         foot = self.top + (self.bottom - self.top) * (1 - glyph.FOOT)
         third = (self.bottom - foot) / 3
         data = {
-            "left": self.left, "right": self.right, "top": self.top, "bottom": self.bottom, "middle": self.x + 0.5,
+            "left": self.left, "right": self.right, "top": self.top, "bottom": self.bottom, "middle": (self.x + 0.5).tolist(),
             "foot": foot, "dots1": foot + third, "dots2": foot + 2 * third, "unwritten": [float("nan")] * n,
             "face": [self.theme.free] * n, "outline": [self.theme.free_line] * n, "width": [1.0] * n, "alpha": [1.0] * n,
         }  # fmt: skip
@@ -116,6 +123,7 @@ class CellGrid:
             y="y", height=0.115, left="left", right="right", source=self.strips, fill_alpha="alpha", line_color=None,
             fill_color={"field": "hue", "transform": mapper},
         )  # fmt: skip
+        self.pinned = fig.patches("xs", "ys", source=self.corners, line_color=None, fill_alpha="alpha")
         if self.labelled:
             self.bars = fig.segment("bar_x", "bar_top", "bar_x", "bar_bottom", source=self.cells, line_alpha="bar")
 
@@ -137,6 +145,7 @@ class CellGrid:
         self.theme = theme
         self.hatching.glyph.line_color = theme.hatch
         self.feet.glyph.fill_color = theme.panel
+        self.pinned.glyph.fill_color = theme.ink
         for dots in self.dots:
             dots.glyph.line_color = theme.waste
             dots.glyph.line_width = 2.3 * theme.scale if self.labelled else 1.6
@@ -177,7 +186,7 @@ class CellGrid:
         self.hatch_rows.set("alpha", hatch, (0.0, *levels))
         self.hatch_rows.flush()
         self._update_strips(frame, lit)
-        self._update_ring(frame)
+        self._update_few(frame, lit)
 
     def _unwritten(self, block_size: int):
         """Left edge of the unwritten part of the foot; NaN hides it."""
@@ -205,6 +214,11 @@ class CellGrid:
         rows.set("baseline", height, lambda changed, codes: (self.y[changed] + codes / 100).round(2).tolist())
         bar = glyph.barred(frame)
         rows.set("bar", bar * (1 + dimmed), (0.0, 1.0, theme.dim_alpha))
+        rows.set(
+            "middle",
+            bar.astype(np.int8),
+            lambda changed, codes: (self.x[changed] + 0.5 + 0.05 * codes).round(2).tolist(),
+        )
         rows.set("state", state, glyph.STATE_WORDS)
         rows.set("generation", snapshot.generation)
         rows.set("ref_count", snapshot.ref_count)
@@ -241,11 +255,19 @@ class CellGrid:
         numbers = {"left": left, "right": right, "y": y, "alpha": alpha}
         self.strips.data = {k: np.array(v, np.float32) for k, v in numbers.items()} | {"hue": np.array(hue, np.uint8)}
 
-    def _update_ring(self, frame: Frame) -> None:
+    def _update_few(self, frame: Frame, lit: np.ndarray | None) -> None:
+        """The ring around chosen blocks and the corner of pinned ones."""
         chosen = frame.selected_blocks
         replace_if_changed(
             self.chosen, {name: getattr(self, name)[chosen] for name in ("left", "right", "top", "bottom")}
         )
+        pinned = np.flatnonzero(frame.snapshot.block_state == BlockState.PINNED).tolist()
+        corner = {
+            "xs": [[round(self.left[b] + d, 3) for d in (0.02, 0.3, 0.02)] for b in pinned],
+            "ys": [[round(self.top[b] + d, 3) for d in (0.02, 0.02, 0.3)] for b in pinned],
+            "alpha": [1.0 if lit is None or lit[b] else self.theme.dim_alpha for b in pinned],
+        }
+        replace_if_changed(self.corners, corner)
 
 
 def readers_text(frame: Frame, block: int) -> str:

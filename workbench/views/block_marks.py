@@ -46,7 +46,22 @@ class StepMarks:
         self._step, self._born = -1, 0.0
         self._marks: dict[int, tuple[str, int]] = {}
         self.marks = empty_source(
-            "left", "right", "top", "bottom", "colour", "dash", "alpha", "x", "y", "symbol", "cross", "behind", "front"
+            "left",
+            "right",
+            "top",
+            "bottom",
+            "colour",
+            "dash",
+            "alpha",
+            "x",
+            "y",
+            "symbol",
+            "cross",
+            "front",
+            "behind_x",
+            "behind_y",
+            "front_x",
+            "front_y",
         )
         self.arrows = empty_source("x0", "y0", "x1", "y1", "cx0", "cy0", "cx1", "cy1", "angle", "alpha")
         self.halos = empty_source("x", "y", "text", "face", "size")
@@ -81,8 +96,8 @@ class StepMarks:
         self._rim = fig.scatter("x", "y", **badge, line_color=None)
         self._disc = fig.scatter("x", "y", **badge, color="colour", line_color=None)
         self._cross = fig.scatter("x", "y", **badge, marker="symbol", size="cross", fill_color=None)
-        self._behind = fig.scatter("behind", "y", **badge, marker="square", size="front", fill_color=None)
-        self._front = fig.scatter("x", "y", **badge, marker="square", size="front", line_color=None)
+        self._behind = fig.scatter("behind_x", "behind_y", **badge, marker="square", size="front", fill_color=None)
+        self._front = fig.scatter("front_x", "front_y", **badge, marker="square", size="front", line_color=None)
         self.paint(self.grid.theme)
 
     def paint(self, theme: Theme) -> None:
@@ -127,7 +142,7 @@ class StepMarks:
     def _draw_rings(self, shown: dict[int, tuple[str, int]], alpha: float) -> None:
         grid, theme = self.grid, self.grid.theme
         blocks, kinds = list(shown), [kind for kind, _ in shown.values()]
-        edge = 0.045
+        edge, x, y = 0.045, grid.right[blocks] - 0.06, grid.top[blocks] + 0.06
         copied = [kind == "copied" for kind in kinds]
         replace_if_changed(self.marks, {
             "left": (grid.left[blocks] - edge).round(3).tolist(), "right": (grid.right[blocks] + edge).round(3).tolist(),
@@ -135,9 +150,10 @@ class StepMarks:
             "colour": [theme.warn if kind == "evicted" else theme.ink for kind in kinds],
             "dash": ["dashed" if kind == "evicted" else "solid" for kind in kinds],
             "alpha": [alpha] * len(blocks),
-            "x": (grid.right[blocks] - 0.06).round(3).tolist(), "y": (grid.top[blocks] + 0.06).round(3).tolist(),
-            "symbol": [_MARKER[kind] for kind in kinds], "cross": [0 if c else theme.px(8) for c in copied],
-            "behind": (grid.right[blocks] - 0.12).round(3).tolist(), "front": [theme.px(6) if c else 0 for c in copied],
+            "x": x.round(3).tolist(), "y": y.round(3).tolist(), "symbol": [_MARKER[kind] for kind in kinds],
+            "cross": [0 if c else theme.px(8) for c in copied], "front": [theme.px(6) if c else 0 for c in copied],
+            "behind_x": (x - 0.035).round(3).tolist(), "behind_y": (y - 0.035).round(3).tolist(),
+            "front_x": (x + 0.03).round(3).tolist(), "front_y": (y + 0.03).round(3).tolist(),
         })  # fmt: skip
 
     def _draw_arrows(self, copies: dict[int, int], alpha: float) -> None:

@@ -1,0 +1,356 @@
+"""The wording of each event kind; `sentences.py` is the way in.
+
+One small function a kind turns an event into a headline and one consequence. Numbers are those that the table of
+event kinds names; a number that is missing reads as 0, so that a recording of an older engine can still be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvscope.engine.events import Cause, Event, EventKind
+
+from .theme import sequence_label
+
+if TYPE_CHECKING:
+    from .sentences import Context
+
+
+class Sentence(NamedTuple):
+    headline: str
+    consequence: str
+
+
+# -- small words -------------------------------------------------------------------------------------------------------
+
+
+def _n(event: Event, name: str, default: int = 0) -> int:
+    return int(event.numbers.get(name, default))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _were(number: int, noun: str, verb: str = "was were") -> str:
+    one, many = verb.split()
+    return f"{_count(number, noun)} {one if number == 1 else many}"
+
+
+def _join(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """`requests 2 and 7`, `request 5, 11b and 11c`."""
+    if len(names) > 1 and all(name.startswith("request ") for name in names):
+        return f"requests {_join([name.removeprefix('request ') for name in names])}"
+    return _join(names)
+
+
+def _who(event: Event, context: Context) -> str:
+    name = context.name(event.request_id, event.child)
+    return name[0].upper() + name[1:]
+
+
+def _request(event: Event) -> str:
+    return f"Request {event.request_id}" if event.request_id >= 0 else "A request"
+
+
+def _needed_by(event: Event, context: Context, subject: int = -1) -> str:
+    needed_by = _n(event, "needed_by", -1)
+    return "it" if needed_by == subject >= 0 else context.name(needed_by, _n(event, "needed_by_child"))
+
+
+def kibibytes(size: int) -> str:
+    """720 KiB, 1.5 MiB."""
+    return f"{size / 1024:,.4g} KiB" if size < 1 << 20 else f"{size / (1 << 20):,.3g} MiB"
+
+
+_REASONS = {
+    Cause.NONE: "the engine decided so", Cause.USER: "the user asked for it", Cause.CLOSED: "the engine was closed",
+    Cause.ERROR: "an error occurred", Cause.INVALID: "its options are not valid",
+    Cause.POOL_TOO_SMALL: "the pool is too small", Cause.CONTEXT_TOO_LONG: "it is longer than the model reads",
+    Cause.QUEUE_FULL: "the queue is full", Cause.CAPACITY: "there was room for it",
+    Cause.PREFIX_MATCH: "its text starts in the same way", Cause.NEVER_SEEN: "this text was never seen before",
+    Cause.SALT_DIFFERS: "its cache salt differs", Cause.FIRST_DIFFERENCE: "its text differs from there on",
+    Cause.FULL_BLOCKS_ONLY: "caching works in full blocks", Cause.EVICTED: "its text was evicted",
+    Cause.PROMPT: "its prompt needs room", Cause.DECODE: "its next token needs room",
+    Cause.RECOMPUTE: "its tokens are computed again", Cause.COPY_ON_WRITE: "it wrote into a shared block",
+    Cause.SHARED_WRITE: "another reader still needs the old one", Cause.FORK: "it split into samples",
+    Cause.PARALLEL_SAMPLING: "several samples were asked for", Cause.BEAM_SEARCH: "beam search keeps several beams",
+    Cause.BLOCK_FULL: "it is full", Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
+    Cause.CACHE_RESET: "the cache was reset", Cause.NO_FREE_BLOCK: "no block was free or evictable",
+    Cause.TOKEN_BUDGET: "the token budget of this step is used up",
+    Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
+    Cause.AFTER_PREEMPTION: "a step that preempts admits nobody", Cause.EOS: "the model ended its answer",
+    Cause.STOP_TOKEN: "it reached a stop token", Cause.STOP_STRING: "it reached a stop string",
+    Cause.LENGTH: "it reached its longest length", Cause.FINISHED: "its reader finished",
+    Cause.CANCELLED: "its reader was cancelled", Cause.PREEMPTED: "its reader was preempted",
+    Cause.FAILED: "its reader failed", Cause.EXCEPTION: "an error occurred inside the step",
+    Cause.NAN_LOGITS: "the model returned numbers that are not finite", Cause.OUT_OF_MEMORY: "memory ran out",
+}  # fmt: skip
+
+
+def _because(event: Event) -> str:
+    return f"because {_REASONS[event.cause]}"
+
+
+# -- one kind after another --------------------------------------------------------------------------------------------
+
+
+def _submitted(event: Event, context: Context) -> Sentence:
+    n = _n(event, "n", 1)
+    samples = f"{_count(n, 'sample')} of " if n > 1 else ""
+    return Sentence(
+        f"{_request(event)} arrived with {_count(_n(event, 'prompt_tokens'), 'prompt token')}.",
+        f"It asks for {samples}at most {_count(_n(event, 'max_tokens'), 'new token')}.",
+    )
+
+
+def _refused(event: Event, context: Context) -> Sentence:
+    needed, available = _n(event, "needed"), _n(event, "available")
+    reason = {
+        Cause.POOL_TOO_SMALL: f"it needs {_count(needed, 'block')} and the pool holds {available:,}",
+        Cause.CONTEXT_TOO_LONG: f"it needs {_count(needed, 'token')} and the model reads at most {available:,}",
+        Cause.QUEUE_FULL: "the queue is full",
+    }.get(event.cause, _REASONS[event.cause])
+    invalid = event.cause is Cause.INVALID and event.text
+    return Sentence(
+        f"{_request(event)} was refused because {reason}.", _said(event) if invalid else "Other requests go on."
+    )
+
+
+def _said(event: Event) -> str:
+    text = event.text.strip()
+    return text if text.endswith(".") else f"{text}."
+
+
+def _admitted(event: Event, context: Context) -> Sentence:
+    cached, prompt, waited = _n(event, "cached_tokens"), _n(event, "prompt_tokens"), _n(event, "waited_steps")
+    after = f" after waiting {_count(waited, 'step')}" if waited else ""
+    return Sentence(f"{_request(event)} was admitted{after} {_because(event)}.", _from_cache(cached, prompt))
+
+
+def _from_cache(cached: int, prompt: int) -> str:
+    if not cached:
+        return f"All {_count(prompt, 'prompt token')} must be computed."
+    rest = prompt - cached
+    return f"{cached:,} of {prompt:,} prompt tokens came from the cache; {rest:,} {'is' if rest == 1 else 'are'} left for prefill."
+
+
+def _cache_hit(event: Event, context: Context) -> Sentence:
+    blocks, author = _n(event, "blocks"), _n(event, "computed_for", -1)
+    source = (
+        "for it before" if author == event.request_id else f"for {context.name(author)}" if author >= 0 else "earlier"
+    )
+    return Sentence(
+        f"{_request(event)} reused {_were(blocks, 'block', 'that~was that~were').replace('~', ' ')} computed {source}.",
+        _from_cache(_n(event, "cached_tokens"), _n(event, "prompt_tokens")),
+    )
+
+
+def _cache_miss(event: Event, context: Context) -> Sentence:
+    matched, prompt, step = _n(event, "matched_tokens"), _n(event, "prompt_tokens"), _n(event, "evicted_step", -1)
+    at = f" at step {step}" if step >= 0 else ""
+    reason = {
+        Cause.NEVER_SEEN: f"no earlier prompt starts with {context.opening(event.request_id)}",
+        Cause.EVICTED: f"its {'next' if matched else 'first'} block was evicted{at}",
+        Cause.FIRST_DIFFERENCE: f"its text differs from token {_n(event, 'at_token', matched) + 1:,} on",
+        Cause.FULL_BLOCKS_ONLY: f"caching works in full blocks of {context.block_size}",
+    }.get(event.cause, _REASONS[event.cause])
+    if not matched:
+        return Sentence(f"{_request(event)} missed the cache because {reason}.", _from_cache(0, prompt))
+    rest = prompt - matched
+    again = "The last block is computed again." if event.cause is Cause.FULL_BLOCKS_ONLY else (
+        f"{rest:,} {'is' if rest == 1 else 'are'} left for prefill."
+    )  # fmt: skip
+    return Sentence(f"{_request(event)} matched only {matched:,} of {prompt:,} tokens because {reason}.", again)
+
+
+def _allocated(event: Event, context: Context) -> Sentence:
+    place = f"It is logical block {_n(event, 'logical')} of {context.name(event.request_id, event.child)}."
+    return Sentence(f"{_who(event, context)} took block {event.block_id} {_because(event)}.", place)
+
+
+def _shared(event: Event, context: Context) -> Sentence:
+    readers = _n(event, "ref_count")
+    return Sentence(
+        f"{_who(event, context)} reads block {event.block_id} too {_because(event)}.",
+        f"The block is stored once and has {_count(readers, 'reader')}.",
+    )
+
+
+def _forked(event: Event, context: Context) -> Sentence:
+    samples, blocks = _n(event, "samples", 2), _n(event, "shared_blocks")
+    what = "beams" if event.cause is Cause.BEAM_SEARCH else "samples"
+    first, last = (sequence_label(event.request_id, child, forked=True) for child in (0, samples - 1))
+    return Sentence(
+        f"{_request(event)} split into {samples} {what}, {first} to {last}, that share {_count(blocks, 'block')}.",
+        "Nothing was copied. The first write into a shared block will copy it.",
+    )
+
+
+def _copied(event: Event, context: Context) -> Sentence:
+    source = _n(event, "source", -1)
+    reader = context.name(_n(event, "reader", -1), _n(event, "reader_child"))
+    size = f", one block of {kibibytes(_n(event, 'bytes'))}" if _n(event, "bytes") else ""
+    return Sentence(
+        f"{_who(event, context)} copied block {source} to block {event.block_id} before writing, "
+        f"because {reader} still reads block {source}.",
+        f"Copy-on-write: {_count(_n(event, 'tokens'), 'token')}{size}.",
+    )
+
+
+def _published(event: Event, context: Context) -> Sentence:
+    logical, tokens = _n(event, "logical"), _n(event, "tokens", context.block_size)
+    first = logical * context.block_size
+    return Sentence(
+        f"Block {event.block_id} can now be found by its text {_because(event)}.",
+        f"It holds tokens {first + 1:,} to {first + tokens:,} of {context.name(event.request_id, event.child)}.",
+    )
+
+
+def _evicted(event: Event, context: Context) -> Sentence:
+    if event.cause is Cause.CACHE_RESET:
+        return Sentence(f"Block {event.block_id} was evicted {_because(event)}.", "Its text is no longer cached.")
+    return Sentence(
+        f"Block {event.block_id} was evicted because {_needed_by(event, context)} needed a block and none was free.",
+        f"It had been unused for longest ({_count(_n(event, 'idle_steps'), 'step')}). Its text is no longer cached.",
+    )
+
+
+def evicted_together(events: Sequence[Event], context: Context) -> Sentence:
+    blocks = [str(e.block_id) for e in events]
+    ids = f" ({_join(blocks)})" if len(blocks) <= 3 else ""
+    names = list(dict.fromkeys(_needed_by(e, context) for e in events))
+    who = _join_names(names) if len(names) <= 3 else f"{len(names)} sequences"
+    idle = sorted(_n(e, "idle_steps") for e in events)
+    span = _count(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {_count(idle[-1], 'step')}"
+    return Sentence(
+        f"{len(blocks)} blocks{ids} were evicted because {who} needed room and none was free.",
+        f"They had been unused for longest ({span})."
+        if ids
+        else f"They had been unused for {span}; the first was block {blocks[0]}.",
+    )
+
+
+def _freed(event: Event, context: Context) -> Sentence:
+    name = context.name(event.request_id, event.child)
+    reason = {
+        Cause.FINISHED: f"{name} finished", Cause.CANCELLED: f"{name} was cancelled",
+        Cause.PREEMPTED: f"{name} was preempted", Cause.FAILED: f"{name} failed",
+        Cause.COPY_ON_WRITE: f"{name} writes into a copy now",
+    }.get(event.cause, _REASONS[event.cause])  # fmt: skip
+    kept = "Its text stays cached." if _n(event, "cached") else "It is empty again."
+    return Sentence(f"Block {event.block_id} lost its last reader because {reason}.", kept)
+
+
+def _preempted(event: Event, context: Context) -> Sentence:
+    reason = _REASONS[event.cause]
+    if event.cause is Cause.NO_FREE_BLOCK:
+        reason = f"{_needed_by(event, context, event.request_id)} needed a block and none was free or evictable"
+    return Sentence(
+        f"{_request(event)} was preempted because {reason}.",
+        f"{_were(_n(event, 'released_blocks'), 'block')} released; "
+        f"{_count(_n(event, 'recompute_tokens'), 'token')} will be recomputed later.",
+    )
+
+
+def _resumed(event: Event, context: Context) -> Sentence:
+    cached, again, total = (_n(event, k) for k in ("cached_tokens", "recompute_tokens", "total_tokens"))
+    if cached:
+        after = (
+            f"{cached:,} of {total:,} tokens were still cached; {again:,} {'is' if again == 1 else 'are'} recomputed."
+        )
+    else:
+        after = f"None of its text was still cached; all {_count(total, 'token')} are recomputed."
+    reason = "enough blocks had become available" if event.cause is Cause.CAPACITY else _REASONS[event.cause]
+    return Sentence(f"{_request(event)} resumed because {reason}.", after)
+
+
+def _blocked(event: Event, context: Context) -> Sentence:
+    needed, available, reserved = (_n(event, k) for k in ("needed", "available", "reserved"))
+    room = f"{available:,} {'is' if available == 1 else 'are'} available"
+    if reserved:
+        room += f" and {reserved:,} {'is' if reserved == 1 else 'are'} kept in reserve"
+    if event.cause is Cause.BEHIND:
+        blocks = f", which needs {_count(needed, 'block')}" if needed else ""
+        return Sentence(
+            f"{_request(event)} is waiting behind request {_n(event, 'behind')}{blocks}.",
+            f"{room}." if needed else "Requests are admitted in order of arrival.",
+        )
+    if event.cause is Cause.NO_FREE_BLOCK:
+        return Sentence(f"{_request(event)} is waiting because it needs {_count(needed, 'block')}.", f"{room}.")
+    return Sentence(f"{_request(event)} is waiting {_because(event)}.", "It is tried again in the next step.")
+
+
+def _finished(event: Event, context: Context) -> Sentence:
+    tokens, limit = _n(event, "output_tokens"), _n(event, "limit")
+    how = {
+        Cause.EOS: f"the model ended its answer after {_count(tokens, 'token')}",
+        Cause.LENGTH: f"it reached max_tokens ({limit:,})"
+        if limit
+        else f"it reached its limit of {_count(tokens, 'token')}",
+        Cause.STOP_TOKEN: f"it reached a stop token after {_count(tokens, 'token')}",
+        Cause.STOP_STRING: f"it wrote the stop string “{' '.join(event.text.split()[:5])}”",
+    }.get(event.cause, _REASONS[event.cause])
+    kept, freed = _n(event, "cached_blocks"), _n(event, "freed_blocks")
+    return Sentence(
+        f"{_who(event, context)} finished: {how}.",
+        f"{_were(kept, 'full block', 'stays stay')} cached; {_were(freed, 'block')} freed.",
+    )
+
+
+def _cancelled(event: Event, context: Context) -> Sentence:
+    tokens, freed = _n(event, "output_tokens"), _n(event, "freed_blocks")
+    return Sentence(
+        f"{_who(event, context)} was cancelled {_because(event)}.",
+        f"It had written {_count(tokens, 'token')}; {_were(freed, 'block')} freed.",
+    )
+
+
+def _failed(event: Event, context: Context) -> Sentence:
+    freed = f"{_were(_n(event, 'freed_blocks'), 'block')} freed; other requests go on."
+    return Sentence(
+        f"{_who(event, context)} failed {_because(event)}.", f"{_said(event)} {freed}" if event.text else freed
+    )
+
+
+def _step(event: Event, context: Context) -> Sentence:
+    prefill, decode, sequences = (_n(event, k) for k in ("prefill_tokens", "decode_tokens", "sequences"))
+    if not prefill + decode:
+        return Sentence(
+            f"Step {event.step} had nothing to compute.", f"{_were(_n(event, 'waiting'), 'request', 'is are')} waiting."
+        )
+    seconds = float(event.numbers.get("seconds", 0))
+    return Sentence(
+        f"Step {event.step} computed {_count(prefill + decode, 'token')} for {_count(sequences, 'sequence')}.",
+        f"{decode:,} by decode and {prefill:,} by prefill, in {1000 * seconds:,.3g} ms.",
+    )
+
+
+def _cache_reset(event: Event, context: Context) -> Sentence:
+    blocks = _count(_n(event, "blocks"), "block")
+    return Sentence(f"The prefix cache was emptied {_because(event)}.", f"The text of {blocks} can no longer be found.")
+
+
+def _paused(event: Event, context: Context) -> Sentence:
+    stays = "Requests keep their blocks."
+    return Sentence(f"The engine was paused {_because(event)}.", f"{_said(event)} {stays}" if event.text else stays)
+
+
+def _continued(event: Event, context: Context) -> Sentence:
+    return Sentence(f"The engine continued {_because(event)}.", "Requests go on where they stopped.")
+
+
+WORDS: dict[EventKind, Callable[[Event, Context], Sentence]] = {
+    EventKind.SUBMITTED: _submitted, EventKind.REFUSED: _refused, EventKind.ADMITTED: _admitted,
+    EventKind.CACHE_HIT: _cache_hit, EventKind.CACHE_MISS: _cache_miss, EventKind.ALLOCATED: _allocated,
+    EventKind.SHARED: _shared, EventKind.FORKED: _forked, EventKind.COPIED: _copied, EventKind.PUBLISHED: _published,
+    EventKind.EVICTED: _evicted, EventKind.FREED: _freed, EventKind.PREEMPTED: _preempted,
+    EventKind.RESUMED: _resumed, EventKind.BLOCKED: _blocked, EventKind.FINISHED: _finished,
+    EventKind.CANCELLED: _cancelled, EventKind.FAILED: _failed, EventKind.STEP: _step,
+    EventKind.CACHE_RESET: _cache_reset, EventKind.PAUSED: _paused, EventKind.CONTINUED: _continued,
+}  # fmt: skip

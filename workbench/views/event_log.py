@@ -1,0 +1,136 @@
+"""What happened, newest first, one sentence a line; filters for the kinds that people look for.
+
+A selection filters the log to its request or block. Evictions of one step are one line. The log keeps 5,000 lines and
+shows the newest of them; while the engine runs it is redrawn at most twice a second, paused at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bokeh.models import Div
+from kvscope.engine.events import EventKind
+
+from ..markup import ICONS, esc
+from ..sentences import Context, Story, lines
+from ..story import ICON_OF
+from ..theme import LIGHT, Theme
+from .base import Frame, Selection, View
+
+KEPT = 5000
+_EVERY = 0.5  # seconds between redraws while the engine runs
+
+FILTERS: dict[str, tuple[str, frozenset[EventKind]]] = {
+    "all": ("All", frozenset(EventKind)),
+    "preempted": ("Preempted", frozenset({EventKind.PREEMPTED, EventKind.RESUMED})),
+    "evicted": ("Evicted", frozenset({EventKind.EVICTED, EventKind.CACHE_RESET})),
+    "copied": ("Copied", frozenset({EventKind.COPIED, EventKind.FORKED})),
+    "cache": ("Cache hits and misses", frozenset({EventKind.CACHE_HIT, EventKind.CACHE_MISS})),
+    "finished": (
+        "Finished",
+        frozenset({EventKind.FINISHED, EventKind.CANCELLED, EventKind.FAILED, EventKind.REFUSED}),
+    ),
+}
+
+
+class EventLog(View):
+    title = "Event log"
+
+    def __init__(
+        self,
+        theme: Theme = LIGHT,
+        *,
+        shown: int = 40,
+        with_filters: bool = True,
+        stylesheets: Sequence = (),
+        **callbacks,
+    ):
+        super().__init__(theme, **callbacks)
+        self.root = Div(
+            text=_NOTHING, stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True
+        )
+        self._shown, self._with_filters = shown, with_filters
+        self._context = Context()
+        self._lines: deque[Story] = deque(maxlen=KEPT)
+        self._drawn: tuple | None = None
+        self._drawn_at = -1.0
+        self._fresh = False
+        self.filter = "all"
+        self.num_lost = 0
+
+    def update(self, frame: Frame) -> None:
+        self.frame = frame
+        self._context.learn(frame.events, frame.snapshot)
+        self.num_lost += frame.lost
+        told = lines(frame.events, self._context)
+        self._lines.extend(told)
+        self._fresh |= bool(told)
+        asked = (self.filter, frame.selection, frame.running)
+        if asked == self._drawn and (not self._fresh or (frame.running and frame.now - self._drawn_at < _EVERY)):
+            return
+        self._drawn, self._drawn_at, self._fresh = asked, frame.now, False
+        self._draw()
+
+    def _draw(self) -> None:
+        newest = self.frame.snapshot.step
+        body = "".join(_line(line, newest) for line in self._chosen(self._shown))
+        text = (self._filters() if self._with_filters else "") + (
+            f'<div class="log">{body}</div>' if body else _NOTHING
+        )
+        if self.root.text != text:
+            self.root.text = text
+
+    def _filters(self) -> str:
+        buttons = "".join(
+            f'<button type="button" data-filter="{name}" aria-pressed="{str(name == self.filter).lower()}">{label}'
+            "</button>"
+            for name, (label, _) in FILTERS.items()
+        )
+        return f'<div class="filters">{buttons}</div>'
+
+    def _chosen(self, count: int) -> list[Story]:
+        """The newest `count` lines that pass the filter and concern the selection, newest first."""
+        kinds = FILTERS[self.filter][1]
+        selection = self.frame.selection if self.frame else None
+        chosen: list[Story] = []
+        for line in reversed(self._lines):
+            if line.kind in kinds and _concerns(line, selection):
+                chosen.append(line)
+                if len(chosen) == count:
+                    break
+        return chosen
+
+    def restyle(self, theme: Theme) -> None:
+        self.theme = theme
+
+    def summary(self) -> str:
+        lost = f" {self.num_lost:,} older events were dropped before they could be read." if self.num_lost else ""
+        return f"Newest first.{lost}"
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[f"{s.step:,}", s.kind.replace("_", " "), f"{s.headline} {s.consequence}"] for s in self._chosen(200)]
+        return ["Step", "Kind", "Sentence"], rows
+
+
+_NOTHING = '<p class="sum" style="padding:8px 4px">No events for this selection yet.</p>'
+
+
+def _concerns(line: Story, selection: Selection | None) -> bool:
+    if selection is None:
+        return True
+    if selection.kind == "request":
+        return any(selection.id in (e.request_id, e.numbers.get("needed_by")) for e in line.events)
+    return any(selection.id in (e.block_id, e.numbers.get("source")) for e in line.events)
+
+
+def _line(line: Story, newest: int) -> str:
+    event = line.events[0]
+    target = f' data-r="{event.request_id}"' if event.request_id >= 0 else ""
+    if event.request_id < 0 and event.block_id >= 0:
+        target = f' data-b="{event.block_id}"'
+    return (
+        f'<div class="e{" on" if line.step == newest else ""}"{target}><time>{line.step:,}</time><span class="ic">'
+        f"{ICONS[ICON_OF.get(line.kind, 'quiet')]}</span><span>{esc(line.headline)} <em>{esc(line.consequence)}</em>"
+        "</span></div>"
+    )

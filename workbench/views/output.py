@@ -1,0 +1,287 @@
+"""Newest output and inspector in one panel: what is written now, or everything about the selected request or block.
+
+Nothing selected: the newest running request, streaming. A request: its state with the reason, prompt and cached tokens,
+blocks, time to first token, its block table, its text. A block: readers, place, generation, age and its slots with the
+text of the tokens in them. Where log-probabilities were asked for, unlikely tokens are dotted and the newest token's
+alternatives are shown as bars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from bokeh.models import Div
+from kvscope.engine.outputs import CompletionOutput, RequestOutput
+from kvscope.engine.snapshot import BlockState, RequestState
+
+from ..markup import chip, esc, hue, panel_head, plural, size, table
+from ..theme import LIGHT, Theme, sample_letter
+from .base import Frame, View, capped, label_of
+from .requests import live_requests, phase
+
+_SHOWN = 900  # characters of the text that stay on screen
+_UNLIKELY = 0.40
+_EVERY = 0.2  # seconds between refreshes while the engine runs
+_STATE_WORDS = {
+    BlockState.EMPTY: "empty",
+    BlockState.CACHED: "cached, can be evicted",
+    BlockState.ACTIVE: "active",
+    BlockState.SHARED: "shared",
+    BlockState.PINNED: "pinned",
+    BlockState.IN_FLIGHT: "a copy is in flight",
+}
+
+
+class Output(View):
+    """`texts(request_id)` gives what a request has written; `decode(token_id)` one token's text. The panel's head is
+    part of the HTML, because its title follows the selection."""
+
+    title = "Newest output"
+
+    def __init__(
+        self,
+        theme: Theme = LIGHT,
+        *,
+        texts: Callable[[int], RequestOutput | None] = lambda request_id: None,
+        decode: Callable[[int], str] = str,
+        stylesheets: Sequence = (),
+        **callbacks,
+    ):
+        super().__init__(theme, **callbacks)
+        self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
+        self._texts, self._decode = texts, decode
+        self._drawn: tuple | None = None
+        self._drawn_at = -1.0
+        self._output: RequestOutput | None = None
+        self._newest = 0
+        self.sample = 0
+        self.as_table = False
+
+    # -- what to show -------------------------------------------------------------------------------------------------
+
+    def update(self, frame: Frame) -> None:
+        self.frame = frame
+        for event in frame.events:
+            if event.kind == "admitted":
+                self._newest = max(self._newest, event.request_id)
+        asked = (frame.selection, self.sample, self.as_table, frame.running)
+        if frame.running and asked == self._drawn and frame.now - self._drawn_at < _EVERY:
+            return
+        self._drawn, self._drawn_at = asked, frame.now
+        request_id = self._request(frame)
+        self._output = self._texts(request_id) if request_id else None
+        headers, rows = self.table() if self.as_table else ([], [])
+        body = f'<div class="scroll">{table(headers, rows)}</div>' if self.as_table else self._body(frame, request_id)
+        head = panel_head(self._title(frame), self.summary(), view="output", as_table=self.as_table)
+        if self.root.text != head + body:
+            self.root.text = head + body
+
+    def _request(self, frame: Frame) -> int:
+        if frame.selection is not None:
+            if frame.selection.kind == "request":
+                return frame.selection.id
+            return min(frame.selected_requests, default=0)
+        writing = [g[0].id for g in live_requests(frame) if g[0].status == "running" and g[0].num_output_tokens > 4]
+        return max(writing, default=self._newest)
+
+    def _title(self, frame: Frame) -> str:
+        return f"{frame.selection.kind.title()} {frame.selection.id}" if frame.selection else self.title
+
+    def _completion(self) -> CompletionOutput | None:
+        outputs = self._output.outputs if self._output else []
+        return outputs[min(self.sample, len(outputs) - 1)] if outputs else None
+
+    def _body(self, frame: Frame, request_id: int) -> str:
+        if frame.selection is not None and frame.selection.kind == "block":
+            return self._block_card(frame, frame.selection.id)
+        if not request_id:
+            return '<p class="sum">Text appears here while the model writes it.</p>'
+        group = next((g for g in live_requests(frame) if g[0].id == request_id), [])
+        if self._output is None and not group:
+            return f'<p class="sum">Request {request_id} is not known at this step.</p>'
+        html = ""
+        if frame.selection is not None:
+            html += self._facts(frame, group)
+        samples = self._output.outputs if self._output else []
+        if len(samples) > 1:
+            html += self._sample_buttons(request_id, len(samples))
+        if frame.selection is not None and group:
+            html += self._mini_table(frame, group)
+        return html + self._text(group)
+
+    # -- a request ----------------------------------------------------------------------------------------------------
+
+    def _sample_buttons(self, request_id: int, count: int) -> str:
+        chosen = min(self.sample, count - 1)
+        buttons = "".join(
+            f'<button type="button" data-sample="{i}" aria-pressed="{str(i == chosen).lower()}">'
+            f"{request_id}{sample_letter(i)}</button>"
+            for i in range(count)
+        )
+        return f'<div class="seg" style="margin-bottom:6px">{buttons}</div>'
+
+    def _facts(self, frame: Frame, group: list[RequestState]) -> str:
+        output = self._output
+        state = phase(group) if group else _ended(output)
+        if group and group[0].blocked_because and group[0].status != "running":
+            state = f"{state}: {group[0].blocked_because}"
+        prompt = len(output.prompt_token_ids) if output else group[0].num_prompt_tokens
+        cached = group[0].num_cached_tokens if group else output.num_cached_tokens
+        blocks = {b for r in group for t in r.block_tables for b in t.tolist() if b > 0}
+        ttft = output.metrics.ttft if output else None
+        rows = [
+            ("State", state),
+            ("Prompt", f"{plural(prompt, 'token')}, {cached} from the cache"),
+            ("Blocks", f"{len(blocks)}"),
+            ("First token", f"after {_seconds(ttft)}" if ttft is not None else "not yet"),
+        ]
+        if output is not None and output.error:
+            rows.append(("Error", output.error))
+        return '<dl class="facts2">' + "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in rows) + "</dl>"
+
+    def _mini_table(self, frame: Frame, group: list[RequestState]) -> str:
+        sequence = group[min(self.sample, len(group) - 1)]
+        bar = " two" if frame.slots.barred(sequence.id) else ""
+        cells = []
+        for block in (b for t in sequence.block_tables for b in t.tolist()):
+            kind = "shared" if frame.snapshot.ref_count[block] > 1 else bar.strip()
+            cells.append(
+                f'<button type="button" class="{kind}" style="background:{hue(sequence.id, frame.slots)}" '
+                f'data-b="{block}">{block}</button>'
+            )
+        lead = f'<p class="sum" style="margin:2px 0 4px">Block table of {label_of(sequence)}, in reading order</p>'
+        return f'{lead}<div class="mini">{"".join(cells)}</div>' if cells else ""
+
+    def _text(self, group: list[RequestState]) -> str:
+        completion = self._completion()
+        writing = bool(group) and group[0].status == "running"
+        caret = '<span class="caret"></span>' if writing and group[0].num_output_tokens else ""
+        if completion is None or not completion.token_ids:
+            why = "The prompt is still being computed." if writing else "Not started yet."
+            return f'<div class="out"><span class="pr">{why}</span></div>'
+        if completion.logprobs:
+            return f'<div class="out">{self._marked(completion)}{caret}</div>{self._alternatives(completion)}'
+        text = completion.text
+        cut = "… " if len(text) > _SHOWN else ""
+        return f'<div class="out">{cut}{esc(text[-_SHOWN:])}{caret}</div>'
+
+    def _marked(self, completion: CompletionOutput) -> str:
+        """The newest 90 tokens; an unlikely one is dotted, the newest is framed."""
+        first = max(0, len(completion.token_ids) - 90)
+        pieces = []
+        for i in range(first, len(completion.token_ids)):
+            token = completion.token_ids[i]
+            p = math.exp(completion.logprobs[i].get(token, 0.0)) if i < len(completion.logprobs) else 1.0
+            kind = "now" if i == len(completion.token_ids) - 1 else "lo" if p < _UNLIKELY else ""
+            pieces.append(f'<span class="{kind}">{esc(self._decode(token))}</span>')
+        return ("… " if first else "") + "".join(pieces)
+
+    def _alternatives(self, completion: CompletionOutput) -> str:
+        newest = completion.token_ids[-1]
+        ranked = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1])[:5]
+        if len(ranked) < 2:
+            return ""
+        rows = "".join(
+            f"<code{_bold(token == newest)}>{esc(self._decode(token).strip() or self._decode(token))}</code>"
+            f'<span class="bar{" taken" if token == newest else ""}" style="width:{max(1, 100 * math.exp(lp)):.0f}%">'
+            f"</span><span>{math.exp(lp):.2f}</span>"
+            for token, lp in ranked
+        )
+        place = len(self._output.prompt_token_ids) + len(completion.token_ids)
+        return (
+            f'<div class="alts"><span class="hd">Token {place}</span>{rows}</div><p class="sum" style="margin:7px 0 0">'
+            f'<span style="border-bottom:2px dotted var(--waste)">dotted</span>: less likely than {_UNLIKELY:.2f}</p>'
+        )
+
+    # -- a block ------------------------------------------------------------------------------------------------------
+
+    def _block_card(self, frame: Frame, block: int) -> str:
+        snapshot = frame.snapshot
+        if not 0 <= block < snapshot.num_blocks:
+            return f'<p class="sum">The pool has blocks 0 to {snapshot.num_blocks - 1}.</p>'
+        readers = [snapshot.requests[i] for i in frame.readers(block)]
+        names = " ".join(chip(label_of(r), r.id, frame.slots) for r in readers[:8]) or "none"
+        place = "–"
+        if readers:
+            place = f"logical block {readers[0].block_tables[0].tolist().index(block)} of {label_of(readers[0])}"
+        generation = int(snapshot.generation[block])
+        age = snapshot.step - int(snapshot.last_used_step[block])
+        memory = f"{size(frame.info.block_bytes)}, {frame.info.dtype}" if frame.info is not None else ""
+        rows = [
+            ("State", _STATE_WORDS[BlockState(int(snapshot.block_state[block]))]),
+            ("Readers", names),
+            ("Place", esc(place)),
+            ("Generation", f"{generation}" + (" (this id was recycled)" if generation > 1 else "")),
+            ("Last used", f"{plural(age, 'step')} ago" if age else "this step"),
+            *([("Memory", esc(memory))] if memory else []),
+        ]
+        facts = '<dl class="facts2">' + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
+        return facts + self._slots(frame, block, readers)
+
+    def _slots(self, frame: Frame, block: int, readers: list[RequestState]) -> str:
+        filled, block_size = int(frame.snapshot.filled[block]), frame.snapshot.block_size
+        tokens: list[int] = []
+        if readers:
+            first = readers[0]
+            output = self._texts(first.id)
+            if output is not None:
+                written = output.outputs[first.child].token_ids if first.child < len(output.outputs) else []
+                start = first.block_tables[0].tolist().index(block) * block_size
+                tokens = [*output.prompt_token_ids, *written][start : start + filled]
+        colour = hue(readers[0].id, frame.slots) if len(readers) == 1 else ""
+        cells = []
+        for slot in range(min(block_size, 64)):
+            if slot >= filled:
+                cells.append(f'<div class="e" title="slot {slot}: unwritten"></div>')
+                continue
+            text = self._decode(tokens[slot]) if slot < len(tokens) else ""
+            style = f' style="background:{colour}"' if colour else ' class="plain"'
+            cells.append(f'<div{style} title="slot {slot}">{esc(text.strip() or text)}</div>')
+        return f'<div class="slots">{"".join(cells)}</div>'
+
+    # -- twins --------------------------------------------------------------------------------------------------------
+
+    def restyle(self, theme: Theme) -> None:
+        self.theme = theme
+
+    def summary(self) -> str:
+        frame = self.frame
+        if frame is not None and frame.selection is not None and frame.selection.kind == "block":
+            block = frame.selection.id
+            if 0 <= block < frame.snapshot.num_blocks:
+                return f"Block {block}: {frame.snapshot.filled[block]} of {frame.snapshot.block_size} slots written."
+        completion = self._completion()
+        if completion is None:
+            return "Nothing has been written yet."
+        many = len(self._output.outputs) > 1
+        sample = f", sample {self._output.request_id}{sample_letter(completion.index)}" if many else ""
+        return f"Request {self._output.request_id}{sample}, {plural(len(completion.token_ids), 'token')} so far."
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        headers = ["#", "Token", "Probability"]
+        completion = self._completion()
+        if completion is None:
+            return headers, []
+        first = max(0, len(completion.token_ids) - 100)
+        rows = []
+        for i in range(first, len(completion.token_ids)):
+            token = completion.token_ids[i]
+            known = completion.logprobs[i] if completion.logprobs and i < len(completion.logprobs) else {}
+            p = f"{math.exp(known[token]):.2f}" if token in known else "–"
+            rows.append([str(i), self._decode(token), p])
+        return headers, capped(rows)
+
+
+def _bold(yes: bool) -> str:
+    return ' style="font-weight:700"' if yes else ""
+
+
+def _ended(output: RequestOutput | None) -> str:
+    if output is None or not output.outputs:
+        return "not known"
+    return f"finished: {output.outputs[0].finish_reason}" if output.finished else "waiting"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
