@@ -4,30 +4,68 @@ Everything that users call is named here and loaded on first use: events, snapsh
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .core import EngineCore
+    from .engine import Engine
+    from .events import Cause, Event, EventKind, EventLog
+    from .handle import EngineClosed, RequestFailed, RequestHandle
+    from .info import EngineInfo
+    from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StepOutput
+    from .request import RequestRefused
+    from .sampling.params import SamplingParams
+    from .snapshot import BlockState, EngineSnapshot, RequestState
 
 _HOMES = {
+    "BlockState": ".snapshot",
+    "Cause": ".events",
+    "CompletionOutput": ".outputs",
     "Engine": ".engine",
-    "RequestHandle": ".engine",
+    "EngineClosed": ".handle",
     "EngineConfig": ".config",
     "EngineCore": ".core",
-    "SamplingParams": ".sampling.params",
-    "RequestRefused": ".request",
-    "RequestOutput": ".outputs",
-    "CompletionOutput": ".outputs",
-    "RequestMetrics": ".outputs",
-    "StepOutput": ".outputs",
+    "EngineInfo": ".info",
     "EngineSnapshot": ".snapshot",
-    "RequestState": ".snapshot",
     "Event": ".events",
     "EventKind": ".events",
     "EventLog": ".events",
-    "Cause": ".events",
+    "RequestFailed": ".handle",
+    "RequestHandle": ".handle",
+    "RequestMetrics": ".outputs",
+    "RequestOutput": ".outputs",
+    "RequestRefused": ".request",
+    "RequestState": ".snapshot",
+    "SamplingParams": ".sampling.params",
+    "StepOutput": ".outputs",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "BlockState",
+    "Cause",
+    "CompletionOutput",
+    "Engine",
+    "EngineClosed",
+    "EngineConfig",
+    "EngineCore",
+    "EngineInfo",
+    "EngineSnapshot",
+    "Event",
+    "EventKind",
+    "EventLog",
+    "RequestFailed",
+    "RequestHandle",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestRefused",
+    "RequestState",
+    "SamplingParams",
+    "StepOutput",
+]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module 'kvscope.engine' has no attribute '{name}'")

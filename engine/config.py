@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from dataclasses import dataclass, fields
+from typing import Any, TypedDict
 
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
@@ -27,20 +30,31 @@ _AT_LEAST = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Names follow vLLM where it has one. None means: decided from the model and the machine.
+    """Every option of an engine, in vLLM's names where it has one. None and "auto" are decided from the model and the
+    machine; `engine.config` holds what was decided.
 
     model                   "default", a Hugging Face id, a local folder, or a .gguf file
     tokenizer               another folder or id to take the tokenizer from
-    dtype                   "auto" is bfloat16 where the CPU has it natively or on a GPU, else float32
+    dtype                   of weights and KV: "float32" | "bfloat16"; "auto" is bfloat16 where the CPU multiplies it
+                            natively or on a GPU, else float32
+    device                  "cpu" | "cuda"; "auto" takes a GPU where torch sees one
+    kernels                 "cpu" (Numba) | "reference" (plain torch); "auto" is "cpu" on a CPU, else "reference"
+    seed                    of requests that bring none
     block_size, num_blocks  tokens a block; blocks in the pool, the null block included. Default pool: the
                             smaller of 512 blocks and 10 % of free memory
     max_num_seqs            sequences in one step
     max_num_batched_tokens  tokens in one step, prefill and decode together (the chunked-prefill budget)
     max_model_len           longest prompt + output; default: what the model was trained for
-    watermark               share of the pool kept free when a request is admitted
-    kernels                 "auto" is "cpu" on a CPU and "reference" elsewhere
+    enable_prefix_caching   keep the KV of full blocks and reuse it for prompts that begin alike
     cache_salt              only requests with the same salt share cached text
-    num_threads             CPU threads of one step; default: one per core
+    kv_cache_dtype          "auto": the model's
+    scheduling_policy       "fcfs": in order of arrival
+    preemption_mode         "recompute": a request that lost its blocks computes them again
+    watermark               share of the pool kept free when a request is admitted
+    max_waiting_requests    requests that may wait; one more is refused
+    max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
+    event_capacity          events kept for viewers; older ones are dropped
+    num_threads             CPU threads of one step, for the whole process; default: the CPUs it may use
     weights_source          filled by the engine: which file the weights came from; not an option
     """
 
@@ -67,7 +81,18 @@ class EngineConfig:
     num_threads: int | None = None
     weights_source: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
+            raise ValueError(f"model={self.model!r}: must be 'default', a Hugging Face id, a folder or a .gguf file")
+        object.__setattr__(self, "model", os.fspath(self.model))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed={self.seed!r}: must be an integer")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching={self.enable_prefix_caching!r}: must be True or False")
+        for name in ("tokenizer", "cache_salt"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ValueError(f"{name}={value!r}: must be a string that is not empty, or None")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -78,16 +103,53 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
-        if not 0 <= self.watermark < 1:
+        if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark!r}: must be a share of the pool from 0 to below 1")
         if self.cache_salt is not None and not self.enable_prefix_caching:
             raise ValueError(f"cache_salt={self.cache_salt!r}: needs enable_prefix_caching=True")
 
     @classmethod
-    def from_options(cls, model: str, options: dict) -> EngineConfig:
-        """Build a config from keyword arguments; an unknown one is an error that names it and its neighbours."""
-        known = {f.name for f in fields(cls)} - {"weights_source"}
+    def from_options(cls, model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
+        """Build a config from keyword arguments; an unknown one is a TypeError that names it and the known ones."""
+        known = set(EngineOptions.__annotations__)
         unknown = sorted(set(options) - known)
         if unknown:
-            raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known - {'model'}))}")
-        return cls(model=model, **options)
+            raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
+        return cls(model=model, **options)  # type: ignore[arg-type]
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine`: the fields of `EngineConfig` but model and weights_source."""
+
+    tokenizer: str | None
+    dtype: str
+    device: str
+    kernels: str
+    seed: int
+    block_size: int
+    num_blocks: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    enable_prefix_caching: bool
+    cache_salt: str | None
+    kv_cache_dtype: str
+    scheduling_policy: str
+    preemption_mode: str
+    watermark: float
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    event_capacity: int
+    num_threads: int | None
+
+
+def signature() -> inspect.Signature:
+    """What `Engine(...)` takes, option by option with its default, for help() and completion in a notebook."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(f.name, kind, default=f.default, annotation=f.type)
+        for f in fields(EngineConfig)
+        if f.name in EngineOptions.__annotations__
+    ]
+    model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="default", annotation="str")
+    return inspect.Signature([model, *options])

@@ -75,9 +75,12 @@ class Door:
                 Cause.POOL_TOO_SMALL, needed, self.usable_blocks,
             )  # fmt: skip
 
-    def check_queue(self, line: WaitingQueue, num_prompt: int, now: float) -> None:
-        """Raises RequestRefused, with a retry hint in seconds, when the line is full."""
-        config, waiting, tokens = self.config, line.num_fresh, line.num_prompt_tokens
+    def check_queue(
+        self, line: WaitingQueue, num_prompt: int, now: float, *, coming: int = 0, coming_tokens: int = 0
+    ) -> None:
+        """Raises RequestRefused, with a retry hint in seconds, when the line is full. `coming` requests with
+        `coming_tokens` prompt tokens are on their way to the line and count as if they stood in it."""
+        config, waiting, tokens = self.config, coming + line.num_fresh, coming_tokens + line.num_prompt_tokens
         retry_after = line.seconds_per_admission(now)
         hint = f"try again in {max(1, round(retry_after))} s"
         if waiting >= config.max_waiting_requests:

@@ -23,6 +23,7 @@ from .chat import Messages, render_chat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LABEL_LENGTH = 60
 Prompt: TypeAlias = str | Sequence[int] | Messages
 
 
@@ -30,6 +31,7 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 class EncodedPrompt:
     text: str | None  # None for token ids
     token_ids: list[int]
+    label: str = ""  # its first words (a chat: of its last message), for the screen
 
 
 class PromptEncoder:
@@ -46,7 +48,7 @@ class PromptEncoder:
             return self._text(prompt)
         if is_conversation(prompt):
             return self._chat(prompt, template)
-        return EncodedPrompt(None, self._ids(prompt))
+        return EncodedPrompt(None, self._ids(prompt))  # type: ignore[arg-type]
 
     def _text(self, prompt: str) -> EncodedPrompt:
         if not prompt:
@@ -59,11 +61,13 @@ class PromptEncoder:
                 f"leave it out of the text, or submit token ids",
                 stacklevel=4,
             )
-        return EncodedPrompt(prompt, ids)
+        return EncodedPrompt(prompt, ids, _first_words(prompt))
 
     def _chat(self, messages: Messages, template: str | None) -> EncodedPrompt:
         text = render_chat(self._require("chat messages"), messages, template)
-        return EncodedPrompt(text, self._tokenize(text, add_special_tokens=False))
+        last = messages[-1]["content"]
+        label = _first_words(last if isinstance(last, str) else text)
+        return EncodedPrompt(text, self._tokenize(text, add_special_tokens=False), label)
 
     def _tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         tokenizer = self._require("a text prompt")
@@ -99,6 +103,11 @@ class PromptEncoder:
                 f"this model has no tokenizer, so {what} cannot be read; submit token ids, or set tokenizer="
             )
         return self._tokenizer
+
+
+def _first_words(text: str) -> str:
+    words = " ".join(text[:200].split())
+    return words if len(words) <= LABEL_LENGTH else words[: LABEL_LENGTH - 1] + "…"
 
 
 def is_conversation(prompt: object) -> bool:

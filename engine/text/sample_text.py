@@ -15,10 +15,14 @@ class SampleText:
     def __init__(self, decoder: Decoder, params: SamplingParams):
         self._detokenizer = Detokenizer(decoder, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._num_unstoppable = params.min_tokens  # tokens whose text no stop string may begin in
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """(text that may be shown now, the stop string that this token completed or None)."""
         text = self._detokenizer.push(token_id)
+        if self._num_unstoppable:
+            self._num_unstoppable -= 1
+            return text, None
         if self._stops.stop and self._detokenizer.in_byte_run:
             # The run is held because a later byte may spoil it. If the sample ended here it would read so: a stop
             # string in it counts at this token, not at the one that ends the run.

@@ -1,0 +1,186 @@
+"""Building an engine: from options to a core that can run, with every None and "auto" decided.
+
+In: an `EngineConfig` as the user wrote it. Out: `Assembly`, whose config holds no None and no "auto" that matters and
+says where the weights came from. Everything slow happens here, in the caller's thread: finding the model, loading it,
+compiling kernels. Knows no driver thread and no request.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+from kvscope.kernels import ops
+
+from .config import EngineConfig
+from .core import EngineCore
+from .info import EngineInfo
+from .kvcache.storage import KVStorage
+from .models import hub
+from .models.loader import load_model
+
+if TYPE_CHECKING:
+    from kvscope.kernels.ops import Ops
+    from transformers import PreTrainedTokenizerBase
+
+    from .models.base import Model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST_DEFAULT_BLOCKS = 512
+LEAST_DEFAULT_BLOCKS = 16
+DEFAULT_MEMORY_SHARE = 0.1  # of free memory, for the default pool
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    config: EngineConfig
+    core: EngineCore
+    tokenizer: PreTrainedTokenizerBase | None
+    info: EngineInfo
+
+
+def assemble(config: EngineConfig) -> Assembly:
+    """Raises ValueError or FileNotFoundError with a sentence for whatever stands in the way."""
+    device = _device(config.device)
+    num_threads = _set_threads(config.num_threads)
+    dtype = _dtype(config.dtype, device)
+    kernels = ops.resolve(config.kernels, device, dtype)
+    files = hub.resolve(config.model)
+    tokenizer = _load_tokenizer(config, files)
+    model = load_model(files, dtype=dtype, device=device, kernels=kernels)
+    config = replace(
+        config,
+        device=device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        kernels=kernels.name,
+        max_model_len=_max_model_len(config.max_model_len, model),
+        num_blocks=_num_blocks(config, model, kernels),
+        num_threads=num_threads,
+        weights_source=files.source,
+    )
+    storage = _storage(config.num_blocks, config.block_size, model, kernels)  # type: ignore[arg-type]
+    core = EngineCore(model, storage, config, eos_token_ids=_eos_token_ids(model, tokenizer))
+    return Assembly(config, core, tokenizer, _info(config, model, storage))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda': torch sees no GPU here; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it natively, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16
+    flags = torch.cpu.get_capabilities()
+    return torch.bfloat16 if flags.get("avx512_bf16") or flags.get("amx_bf16") else torch.float32
+
+
+def _set_threads(wanted: int | None) -> int:
+    """Threads are a property of the process: the latest engine that names a number sets it for all."""
+    from kvscope.kernels.cpu import compiler
+
+    if wanted is not None:
+        compiler.set_num_threads(wanted)
+        torch.set_num_threads(wanted)
+    return compiler.num_threads()
+
+
+def _load_tokenizer(config: EngineConfig, files: hub.ModelFiles) -> PreTrainedTokenizerBase | None:
+    """The tokenizer named by the user, else the model's own; None where the model has none."""
+    from transformers import AutoTokenizer
+
+    if config.tokenizer is None and not files.has_tokenizer:
+        return None
+    source = str(files.folder) if config.tokenizer is None else config.tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=config.tokenizer is None or os.path.isdir(source)
+        )
+    except Exception as error:  # transformers raises many kinds; all of them mean the same here
+        raise ValueError(f"tokenizer={source!r} cannot be loaded: {error}") from error
+
+
+def _eos_token_ids(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    """The union of config, generation_config and tokenizer: none of them may hide another."""
+    ids = set(model.spec.eos_token_ids)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(i for i in ids if 0 <= i < model.spec.vocab_size)
+
+
+def _max_model_len(wanted: int | None, model: Model) -> int:
+    longest = model.spec.max_model_len
+    if wanted is not None and wanted > longest:
+        raise ValueError(f"max_model_len={wanted}: {model.spec.name} was made for at most {longest} tokens")
+    return longest if wanted is None else wanted
+
+
+def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops) -> KVStorage:
+    spec = model.spec
+    return KVStorage(
+        spec.kv_groups,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=spec.dtype,
+        device=spec.device,
+        kernels=kernels,
+    )
+
+
+def _num_blocks(config: EngineConfig, model: Model, kernels: Ops) -> int:
+    block_bytes = _storage(1, config.block_size, model, kernels).block_bytes
+    free = free_memory(model.spec.device)
+    if config.num_blocks is None:
+        fitting = int(free * DEFAULT_MEMORY_SHARE) // block_bytes
+        return max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
+    if config.num_blocks * block_bytes > free:
+        raise ValueError(
+            f"num_blocks={config.num_blocks}: the pool would take {config.num_blocks * block_bytes / 2**20:.0f} MiB, "
+            f"and {free / 2**20:.0f} MiB are free"
+        )
+    return config.num_blocks
+
+
+def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can still be taken: of the GPU, or of the machine and of this process's container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = psutil.virtual_memory().available
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return free
+    # File pages that nobody uses count as used there, but the kernel gives them up.
+    return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
+
+
+def _info(config: EngineConfig, model: Model, storage: KVStorage) -> EngineInfo:
+    spec = model.spec
+    return EngineInfo(
+        model_name=spec.name,
+        architecture=spec.architecture,
+        device=config.device,
+        num_threads=config.num_threads or 1,
+        dtype=config.dtype,
+        kernels=config.kernels,
+        num_blocks=storage.num_blocks,
+        block_size=storage.block_size,
+        block_bytes=storage.block_bytes,
+        pool_bytes=storage.num_bytes,
+        weights_source=config.weights_source,
+        max_model_len=config.max_model_len or spec.max_model_len,
+        num_parameters=spec.num_parameters,
+        weight_bytes=spec.weight_bytes,
+    )

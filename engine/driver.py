@@ -1,0 +1,388 @@
+"""The one thread that runs an engine's core, and the queue through which everyone else talks to it.
+
+    submit, cancel, pause, …  ──▶ command queue ──▶ driver thread: commands, then one step, then its text ──▶ records
+                                                    sleeps in the queue while there is nothing to do
+
+* Only this thread calls the core, so the core needs no lock. What others need at once (refusing a bad request, the id of
+  a new one) is decided in their thread from what never changes and from counters.
+* After a step its tokens become text, stop strings are decided before the next schedule, and waiters are woken.
+* The thread holds no reference to the `Engine` and none to handles beyond a weak one: a forgotten engine is collected,
+  and its finalizer calls `request_close`, which takes no lock because a finalizer may run anywhere.
+* A fault inside a step ends the requests in it (the core does that); a fault in making text ends that request alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from .events import Cause, EventKind
+from .handle import EngineClosed, RequestHandle, describe, wait
+from .outputs import StepOutput
+from .record import RequestRecord
+from .request import Request, RequestRefused
+from .snapshot import EngineSnapshot
+from .text.sample_text import SampleText
+
+if TYPE_CHECKING:
+    from .core import EngineCore
+    from .sampling.params import SamplingParams
+    from .text.detokenizer import Decoder
+    from .text.prompts import EncodedPrompt
+
+NUM_FINISHED_KEPT = 256  # requests that are over and still listed
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+_open: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+class Driver:
+    """Runs `core` from `start()` to `close()`. `decoder` None: no tokenizer, so no text."""
+
+    def __init__(self, core: EngineCore, decoder: Decoder | None):
+        self._core: EngineCore | None = core
+        self._decoder = decoder
+        self.events = core.events
+        self.paused = False
+        self._paused_by = 0  # thread that called pause()
+        self._commands: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._live: dict[int, RequestRecord] = {}
+        self._finished: OrderedDict[int, RequestRecord] = OrderedDict()
+        self._last_id = 0
+        self._inbox = 0  # submitted requests that the core has not seen yet
+        self._inbox_tokens = 0
+        self._closing = False  # the thread is to end, and nothing is taken any more
+        self._why_closed = "this engine is closed; make a new one with Engine(...)"
+        self._last_snapshot: EngineSnapshot | None = None
+        self._last_metrics: dict[str, Any] = {}
+        self._last_metrics_text = ""
+        self._thread = threading.Thread(target=self._run, name=f"kvscope-engine-{next(_numbers)}", daemon=True)
+
+    def start(self) -> None:
+        _open.add(self)
+        self._thread.start()
+
+    # --- any thread: requests ---------------------------------------------------------------------------------------
+
+    def submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestRecord:
+        """Take a request at once; the core sees it before its next step. Raises RequestRefused, EngineClosed."""
+        make_text = None if self._decoder is None else partial(SampleText, self._decoder)
+        with self._lock:
+            core = self._require_open()
+            self._last_id += 1  # the core counts the same way, because adding goes through one queue in this order
+            record = RequestRecord(self._last_id, prompt, params, make_text)
+            refusal = self._refusal(core, prompt, params)
+            self._commands.put(partial(self._add, record))
+            self._inbox += 1
+            self._inbox_tokens += len(prompt.token_ids)
+            if refusal is None:
+                self._live[record.request_id] = record
+        if refusal is not None:
+            raise refusal
+        return record
+
+    def cancel(self, request_id: int) -> None:
+        with contextlib.suppress(EngineClosed):
+            self._post(partial(self._cancel, request_id))
+
+    def handle(self, record: RequestRecord, engine: Any) -> RequestHandle:
+        """The one handle of a request; it keeps `engine` open until the request is over."""
+        with record.lock:
+            handle = record.handle()
+            if handle is None:
+                handle = RequestHandle(record, self, None if record.done else engine)
+                record.handle = weakref.ref(handle)
+            return handle
+
+    def records(self) -> list[RequestRecord]:
+        """Live requests and the latest that are over, by id."""
+        with self._lock:
+            return sorted([*self._finished.values(), *self._live.values()], key=lambda r: r.request_id)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "" if self._decoder is None else self._decoder.decode(token_ids)
+
+    # --- any thread: control ----------------------------------------------------------------------------------------
+
+    def call(self, function: Callable[[EngineCore], T]) -> T:
+        """Run `function(core)` between two steps and return what it returns; waits for one step at most."""
+        future: Future[T] = Future()
+        self._post(partial(self._answer, future, function))
+        while not future.done():  # in slices, so that Ctrl-C is seen on every platform
+            futures.wait([future], timeout=1.0)
+        return future.result()
+
+    def pause(self) -> None:
+        """Returns when no step is running any more."""
+        self._paused_by = threading.get_ident()
+        self.call(lambda core: self._set_paused(core, True))
+
+    def resume(self) -> None:
+        self.call(lambda core: self._set_paused(core, False))
+
+    def step(self) -> StepOutput:
+        if not self.paused:
+            raise RuntimeError("step() needs a paused engine, and this one is running; call pause() first")
+        return self.call(self._step)
+
+    def wait_idle(self, timeout: float | None, hooks: list[Callable[[], None]]) -> bool:
+        if self._live:
+            self.require_running("wait_idle()")
+        return wait(self._idle, lambda: not self._live, timeout, hooks)
+
+    def snapshot(self) -> EngineSnapshot:
+        with contextlib.suppress(EngineClosed):
+            return self.call(self._snapshot)
+        assert self._last_snapshot is not None
+        return self._last_snapshot
+
+    def metrics(self) -> dict[str, Any]:
+        with contextlib.suppress(EngineClosed):
+            return self.call(lambda core: core.metrics())
+        return dict(self._last_metrics)
+
+    def metrics_text(self) -> str:
+        with contextlib.suppress(EngineClosed):
+            return self.call(lambda core: core.metrics_text())
+        return self._last_metrics_text
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def state(self) -> str:
+        return "stopped" if self._closing else "paused" if self.paused else "running"
+
+    def require_running(self, what: str, *, begun: bool = False) -> None:
+        """Refuse to wait for a paused engine, which would wait for ever. One that somebody else paused in the middle of
+        an iteration (`begun`) is waited for: whoever paused it can resume it."""
+        if self.paused and (not begun or self._paused_by == threading.get_ident()):
+            raise RuntimeError(f"{what} would wait for ever: the engine is paused; call resume() or step()")
+
+    def require_open(self) -> None:
+        with self._lock:
+            self._require_open()
+
+    # --- any thread: the end ----------------------------------------------------------------------------------------
+
+    def request_close(self) -> None:
+        """Tell the thread to end after its step; returns at once, takes no lock, may be called from a finalizer."""
+        self._closing = True
+        self._commands.put(_nothing)
+
+    def close(self) -> None:
+        """End the thread, release everyone who waits, free the KV pool. Any number of times."""
+        self.request_close()
+        if self._thread is not threading.current_thread():
+            while self._thread.is_alive():
+                self._thread.join(timeout=1.0)
+
+    # --- the driver thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core, fault = self._core, None
+        assert core is not None
+        try:
+            with torch.inference_mode():
+                while not self._closing:
+                    self._turn(core)
+        except Exception as error:  # not a request's fault: the core itself can no longer be trusted
+            fault = error
+        self._shut_down(core, fault)
+
+    def _turn(self, core: EngineCore) -> None:
+        """One step where there is work, else sleep until told something; then everything that was told meanwhile."""
+        if self.paused or not core.has_work:
+            self._commands.get()()
+        else:
+            self._step(core)
+        self._run_commands()
+
+    def _run_commands(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while not self._closing:
+                self._commands.get_nowait()()
+
+    def _add(self, record: RequestRecord) -> None:
+        core = self._core
+        assert core is not None
+        try:
+            request_id = core.add_request(
+                record.prompt.token_ids, record.params, arrival=record.metrics.arrival, label=record.prompt.label
+            )
+            assert request_id == record.request_id
+            with record.lock:
+                record.metrics = core.get(request_id).metrics
+        except RequestRefused as refusal:  # told to the caller by submit(); the event and the counter are the core's
+            self._end(record, "failed", refusal)
+        finally:
+            with self._lock:
+                self._inbox -= 1
+                self._inbox_tokens -= len(record.prompt.token_ids)
+
+    def _cancel(self, request_id: int) -> None:
+        record = self._live.get(request_id)
+        if record is not None and self._core is not None:
+            self._core.cancel(request_id)
+            self._end(record, "cancelled")
+
+    def _step(self, core: EngineCore) -> StepOutput:
+        output = core.step()
+        for request_id in output.preempted:
+            self._set_status(request_id, "preempted")
+        for request_id in output.scheduled:
+            self._set_status(request_id, "running")
+        for request_id in {**output.new_tokens, **dict.fromkeys(output.finished)}:
+            record = self._live.get(request_id)
+            if record is None:
+                continue
+            request = core.get(request_id)
+            try:
+                self._publish(core, request, record, output.new_tokens.get(request_id, []))
+            except Exception as fault:
+                core.cancel(request_id)
+                self._end(record, "failed", fault)
+        return output
+
+    def _publish(
+        self, core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]
+    ) -> None:
+        """Turn a step's tokens of one request into text, decide stop strings, and close what has ended."""
+        with record.lock:
+            record.num_cached_tokens = request.num_cached_tokens
+            for child, token_id in tokens:
+                sample, seq = record.samples[child], request.children[child]
+                if sample.finish_reason is not None:
+                    continue
+                count = len(sample.token_ids)
+                logprobs = None if seq.logprobs is None else seq.logprobs[count]
+                ended = seq.status.is_over and count + 1 == seq.num_output_tokens
+                by_token = ended and seq.finish_cause in (Cause.EOS, Cause.STOP_TOKEN)
+                show = not by_token or record.params.include_stop_str_in_output
+                stop = sample.push(token_id, logprobs, show=show)
+                if stop is not None:
+                    core.finish(request.id, child, count + 1, Cause.STOP_STRING, stop)
+                    sample.finish("stop", stop)
+                elif ended:
+                    sample.finish(seq.finish_reason or "stop", seq.stop_reason)
+            if tokens:
+                record.publish()
+        if request.finished:
+            self._end(record, request.status.value, request.error)
+
+    def _set_status(self, request_id: int, status: str) -> None:
+        record = self._live.get(request_id)
+        if record is not None:
+            record.status = status
+
+    def _end(self, record: RequestRecord, status: str, error: BaseException | None = None) -> None:
+        with record.lock:
+            record.finish(status, error)
+            handle = record.handle()
+        with self._lock:
+            if self._live.pop(record.request_id, None) is not None:
+                self._finished[record.request_id] = record
+                while len(self._finished) > NUM_FINISHED_KEPT:
+                    self._finished.popitem(last=False)
+            if not self._live:
+                self._idle.notify_all()
+        if handle is not None:
+            handle._engine = None
+
+    def _set_paused(self, core: EngineCore, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            kind = EventKind.PAUSED if paused else EventKind.CONTINUED
+            self.events.append(core.journal.step, time.monotonic(), kind, cause=Cause.USER)
+
+    def _snapshot(self, core: EngineCore) -> EngineSnapshot:
+        return core.snapshot(self.state)
+
+    def _shut_down(self, core: EngineCore, fault: Exception | None) -> None:
+        """Nothing new is taken; live requests end and whoever waits for them is told why."""
+        with self._lock:
+            self._closing = True
+            live = list(self._live.values())
+        if fault is not None:
+            self._why_closed = (
+                f"this engine stopped because of a fault, {describe(fault)}; make a new one with Engine(...)"
+            )
+        for record in live:
+            if fault is None:
+                core.cancel(record.request_id, Cause.CLOSED)
+                sentence = f"the engine was closed before request {record.request_id} was finished"
+                self._end(record, "cancelled", EngineClosed(sentence))
+            else:
+                self._end(record, "failed", fault)
+        self._last_snapshot = self._snapshot(core)
+        self._last_metrics, self._last_metrics_text = core.metrics(), core.metrics_text()
+        core.runner.storage.close()
+        self._core = None
+        with contextlib.suppress(queue.Empty):
+            while True:  # commands that came too late: whoever waits for an answer gets EngineClosed
+                self._commands.get_nowait()()
+
+    # --- plumbing ---------------------------------------------------------------------------------------------------
+
+    def _post(self, command: Callable[[], Any]) -> None:
+        with self._lock:
+            self._require_open()
+            self._commands.put(command)
+
+    def _answer(self, future: Future[T], function: Callable[[EngineCore], T]) -> None:
+        try:
+            if self._core is None:
+                raise EngineClosed(self._why_closed)
+            future.set_result(function(self._core))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _require_open(self) -> EngineCore:
+        if self._closing or self._core is None:
+            raise EngineClosed(self._why_closed)
+        return self._core
+
+    def _refusal(self, core: EngineCore, prompt: EncodedPrompt, params: SamplingParams) -> RequestRefused | None:
+        """What the core will say to this request, found without the core's thread. A request that moves from the inbox
+        to the line meanwhile may count twice, never not at all: the inbox is read first."""
+        inbox, inbox_tokens = self._inbox, self._inbox_tokens
+        try:
+            core.door.check(prompt.token_ids, params)
+            core.door.check_queue(
+                core.scheduler.waiting,
+                len(prompt.token_ids),
+                time.monotonic(),
+                coming=inbox,
+                coming_tokens=inbox_tokens,
+            )
+        except RequestRefused as refusal:
+            return refusal
+        return None
+
+
+def _nothing() -> None:
+    """The command that only wakes the thread."""
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let steps end before torch is taken down under them."""
+    for driver in list(_open):
+        driver.close()

@@ -1,0 +1,23 @@
+"""`EngineInfo`: the facts of an engine that do not change while it lives, for headers and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    model_name: str  # "SmolLM2-135M-Instruct"
+    architecture: str  # "LlamaForCausalLM"
+    device: str  # "cpu" | "cuda"
+    num_threads: int  # CPU threads of one step
+    dtype: str  # "float32" | "bfloat16"
+    kernels: str  # which implementation serves: "reference" | "cpu"
+    num_blocks: int  # the null block included
+    block_size: int  # tokens
+    block_bytes: int  # K and V of one block over all layers
+    pool_bytes: int  # of all blocks
+    weights_source: str  # which file the weights came from: "hub, bfloat16", …
+    max_model_len: int  # tokens, prompt and output together
+    num_parameters: int
+    weight_bytes: int  # as held in memory, tied tensors once

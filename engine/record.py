@@ -1,0 +1,182 @@
+"""What has come out of one request so far: written by the driver thread, read by everyone else.
+
+One lock per request, held for microseconds. Waiters come in four kinds, {text, end} × {thread, coroutine}: one that waits
+for the end is not woken for every token. Knows no engine and no thread; keeps nothing alive but its own text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .sampling.params import SamplingParams
+from .text.prompts import EncodedPrompt
+from .text.sample_text import SampleText
+
+if TYPE_CHECKING:
+    from .handle import RequestHandle
+
+Waker = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class SampleRecord:
+    """One sample: its text in pieces, its token ids, and why it ended."""
+
+    __slots__ = (
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "pieces",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(self, index: int, text: SampleText | None, wants_logprobs: bool):
+        self.index = index
+        self.text = text  # None without a tokenizer: token ids only
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, float]] | None = [] if wants_logprobs else None
+        self.cumulative_logprob: float | None = 0.0 if wants_logprobs else None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def push(self, token_id: int, logprobs: dict[int, float] | None, *, show: bool = True) -> str | None:
+        """Take one token; returns the stop string that it completed. `show` False keeps its text out (EOS, stop ids)."""
+        self.token_ids.append(token_id)
+        if self.logprobs is not None and self.cumulative_logprob is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token_id]
+        if self.text is None or not show:
+            return None
+        piece, stop = self.text.push(token_id)
+        if piece:
+            self.pieces.append(piece)
+        return stop
+
+    def finish(self, reason: str, stop_reason: int | str | None) -> None:
+        """The sample has ended; what was held back of its text comes out unless a stop string ended it."""
+        if self.text is not None and not isinstance(stop_reason, str) and (rest := self.text.finish()):
+            self.pieces.append(rest)
+        self.text = None
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self.pieces),
+            token_ids=list(self.token_ids),
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class RequestRecord:
+    """All samples of one request, its status, and those who wait for it."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: EncodedPrompt,
+        params: SamplingParams,
+        make_text: Callable[[SamplingParams], SampleText] | None,
+    ):
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.samples = [
+            SampleRecord(i, make_text(params) if make_text else None, params.logprobs is not None)
+            for i in range(params.n)
+        ]
+        self.status = "waiting"
+        self.done = False
+        self.error: BaseException | None = None
+        self.metrics = RequestMetrics(arrival=time.monotonic())  # replaced by the core's own once it is added
+        self.num_cached_tokens = 0
+        self.handle: Callable[[], RequestHandle | None] = lambda: None  # a weak reference once there is a handle
+        self.lock = threading.Lock()
+        self.text_came = threading.Condition(self.lock)
+        self.ended = threading.Condition(self.lock)
+        self._text_wakers: list[Waker] = []
+        self._end_wakers: list[Waker] = []
+
+    # The driver's side; `lock` is held by the caller.
+
+    def publish(self) -> None:
+        """Wake those who wait for text."""
+        self.text_came.notify_all()
+        self._wake(self._text_wakers)
+
+    def finish(self, status: str, error: BaseException | None = None) -> None:
+        """The request is over: close samples that are still open, wake everyone. Only the first call counts."""
+        if self.done:
+            return
+        for sample in self.samples:
+            if sample.finish_reason is None:
+                sample.finish("error" if status == "failed" else "cancelled", None)
+        self.status, self.error, self.done = status, error, True
+        self.publish()
+        self.ended.notify_all()
+        self._wake(self._end_wakers)
+
+    @staticmethod
+    def _wake(wakers: list[Waker]) -> None:
+        for loop, future in wakers:
+            with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+                loop.call_soon_threadsafe(_set, future)
+        wakers.clear()
+
+    # The readers' side.
+
+    def output(self) -> RequestOutput:
+        """A copy of everything so far."""
+        with self.lock:
+            return RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt.text,
+                prompt_token_ids=list(self.prompt.token_ids),
+                outputs=[sample.output() for sample in self.samples],
+                finished=self.done,
+                num_cached_tokens=self.num_cached_tokens,
+                metrics=replace(self.metrics),
+                error=None if self.error is None else str(self.error),
+            )
+
+    def pieces_from(self, sample: int, seen: int) -> tuple[list[str], bool]:
+        """(pieces of a sample from number `seen` on, whether no more will come)."""
+        with self.lock:
+            record = self.samples[sample]
+            return record.pieces[seen:], record.finish_reason is not None
+
+    async def wait_async(self, ready: Callable[[], bool], *, for_end: bool) -> None:
+        """Until `ready()` (called under the lock); wakes for every piece of text, or once at the end."""
+        wakers = self._end_wakers if for_end else self._text_wakers
+        loop = asyncio.get_running_loop()
+        while True:
+            with self.lock:
+                if ready():
+                    return
+                waker = (loop, loop.create_future())
+                wakers.append(waker)
+            try:
+                await waker[1]
+            finally:
+                with self.lock:
+                    if waker in wakers:
+                        wakers.remove(waker)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
