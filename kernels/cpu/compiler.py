@@ -141,13 +141,10 @@ def threading_layer() -> str:
 @cache
 def cache_folder() -> Path | None:
     """The folder of this version's compiled kernels, made if need be; None where no folder can be written."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     target = cpu_target.target_context.codegen().magic_tuple()
-    digest.update(repr((numba.__version__, llvmlite.__version__, platform.python_version(), target, CPU)).encode())
+    versions = numba.__version__, llvmlite.__version__, platform.python_version(), target, CPU
     root = Path(platformdirs.user_cache_dir("kvscope")) / "kernels"
-    folder = root / digest.hexdigest()[:16]
+    folder = root / _digest(Path(__file__).parent, repr(versions))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -158,6 +155,14 @@ def cache_folder() -> Path | None:
     except OSError:
         return None
     return folder
+
+
+def _digest(folder: Path, versions: str) -> str:
+    """Sixteen hex digits that change with any source in `folder` and with `versions`."""
+    digest = hashlib.sha256(versions.encode())
+    for source in sorted(folder.glob("*.py")):
+        digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class _KernelCache(NullCache):

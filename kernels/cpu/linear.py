@@ -93,10 +93,9 @@ def _make_product(kind: str):
     return product
 
 
-_products = {
-    "f32": _make_product("f32"),
-    "bf16": _make_product("bf16"),
-    "bf16_dot": _make_product("bf16_dot") if CPU.avx512_bf16 else None,
+_PRODUCTS = {
+    torch.float32: _make_product("f32"),
+    torch.bfloat16: _make_product("bf16_dot" if CPU.avx512_bf16 else "bf16"),
 }
 _NO_BIAS = torch.zeros(COLUMNS)
 
@@ -158,7 +157,7 @@ class PackedLinear:
 
         Raises IndexError when an id is not in 0 … N − 1.
         """
-        ids = ids.contiguous()
+        ids = ids.to(torch.int64).contiguous()
         words = self.data.shape[1]
         rows = torch.empty(len(ids), words, dtype=torch.int32)
         parts = min(num_threads(), 1 + len(ids) // 16)
@@ -169,7 +168,7 @@ class PackedLinear:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
-    """Packs a weight [N, K] (any float dtype, converted to `dtype`) and a bias [N]; keeps neither.
+    """Packs a weight [N, K] (any float dtype, converted to `dtype`) and a bias [N] (or None); keeps neither.
 
     Raises ValueError for a dtype other than float32 and bfloat16, and for shapes that do not fit.
     """
@@ -180,7 +179,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dt
     n, k = weight.shape
     if bias is not None and bias.shape != (n,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}, not [{n}] as the weight's rows")
-    weight = weight.detach().to(dtype)
+    weight = weight.detach().to("cpu", dtype)
     if k * dtype.itemsize % 4:
         weight = F.pad(weight, (0, 1))
     weight = weight.contiguous()
@@ -189,7 +188,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dt
     data = torch.empty(panels, words, COLUMNS, dtype=torch.int32)
     pack_words(data.data_ptr(), weight.data_ptr(), n, words, num_threads())
     if bias is not None:
-        bias = F.pad(bias.detach().to(dtype).float(), (0, panels * COLUMNS - n))
+        bias = F.pad(bias.detach().to("cpu", dtype).float(), (0, panels * COLUMNS - n))
     return PackedLinear(data, bias, n, k, dtype)
 
 
@@ -199,39 +198,34 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
     Raises ValueError when x does not fit the weight, or out_dtype is neither.
     """
     out_dtype = out_dtype or x.dtype
-    if x.ndim != 2 or x.shape[1] != packed.in_features or x.dtype != packed.dtype:
-        raise ValueError(
-            f"x is {x.dtype} {list(x.shape)}; this linear takes {packed.dtype} [tokens, {packed.in_features}]"
-        )
+    if x.ndim != 2 or x.shape[1] != packed.in_features or x.dtype != packed.dtype or not x.is_cpu:
+        takes = f"{packed.dtype} [tokens, {packed.in_features}] on the cpu"
+        raise ValueError(f"x is {x.dtype} {list(x.shape)} on {x.device}; this linear takes {takes}")
     if out_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"out_dtype={out_dtype}: a CPU linear gives torch.float32 or torch.bfloat16")
     out = torch.empty(len(x), packed.out_features, dtype=out_dtype)
     if len(x) == 0:
         return out
-    kind = "f32"
     if packed.dtype == torch.bfloat16:
-        kind = "bf16_dot" if CPU.avx512_bf16 else "bf16"
         x = x if CPU.avx512_bf16 else x.float()
         x = F.pad(x, (0, 1)) if packed.in_features % 2 else x
     if x.stride(1) != 1:
         x = x.contiguous()
-    words = packed.data.shape[1]
-    x_stride = x.stride(0) * x.itemsize
-    blocks = max(1, BLOCK_BYTES // (MAX_ROWS * x.shape[1] * x.itemsize))
-    bias = _NO_BIAS if packed.bias is None else packed.bias
-    _products[kind](
+    block_rows = MAX_ROWS * max(1, BLOCK_BYTES // (MAX_ROWS * x.shape[1] * x.itemsize))
+    bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, PANEL_STEP)
+    _PRODUCTS[packed.dtype](
         x.data_ptr(),
-        x_stride,
+        x.stride(0) * x.itemsize,
         packed.data.data_ptr(),
         bias.data_ptr(),
-        0 if packed.bias is None else PANEL_STEP,
+        bias_step,
         out.data_ptr(),
         out.stride(0) * out.itemsize,
         out_dtype == torch.bfloat16,
         len(x),
         packed.out_features,
-        words,
-        blocks * MAX_ROWS,
+        packed.data.shape[1],
+        block_rows,
         num_threads(),
     )
     return out

@@ -1,0 +1,146 @@
+"""The CPU linears against plain torch in float64: every shape of padding, both dtypes, and the promises on top."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kvscope.kernels.cpu import compiler
+from kvscope.kernels.cpu.linear import linear, pack_linear
+
+DTYPES = [torch.float32, torch.bfloat16]
+EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # half a unit in the last place
+# out features, in features, rows: one of each; around the panel (16, 32), the tile (6, 12), the word (2) and the chunk (128)
+SHAPES = [(1, 1, 1), (2, 3, 2), (31, 64, 5), (33, 7, 12), (100, 129, 13), (64, 128, 25), (49, 577, 31), (576, 1536, 3)]
+
+
+def problem(n, k, m, dtype, *, bias, seed=0):
+    """Random (x [m, k], weight [n, k], bias [n] or None), already rounded to dtype."""
+    g = torch.Generator().manual_seed(seed)
+    x, weight, b = (torch.randn(shape, generator=g).to(dtype) for shape in ((m, k), (n, k), (n,)))
+    return x, weight, b if bias else None
+
+
+def exact(x, weight, bias):
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k", "m"), SHAPES)
+def test_matches_float64(n, k, m, bias, dtype, out_dtype):
+    x, weight, b = problem(n, k, m, dtype, bias=bias)
+    got = linear(x, pack_linear(weight, b, dtype), out_dtype=out_dtype)
+    want = exact(x, weight, b)
+    assert got.dtype == out_dtype and got.shape == (m, n)
+    # float32 accumulation of k products, then one rounding to the output's type
+    sums = EPS[torch.float32] * 4 * k**0.5 * F.linear(x.double().abs(), weight.double().abs()) + 1e-6
+    assert ((got.double() - want).abs() <= sums + 1.01 * EPS[out_dtype] * want.abs()).all()
+
+
+@pytest.mark.parametrize("k", [576, 1536, 8192])
+def test_float32_is_as_exact_as_torch(k):
+    x, weight, _ = problem(320, k, 32, torch.float32, bias=False)
+    want = exact(x, weight, None)
+    ours = (linear(x, pack_linear(weight, None, torch.float32)) - want).square().mean().sqrt()
+    theirs = (F.linear(x, weight) - want).square().mean().sqrt()
+    assert ours <= 1.1 * theirs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype):
+    x, weight, b = problem(200, 300, 700, dtype, bias=True)
+    packed = pack_linear(weight, b, dtype)
+    together = linear(x, packed)
+    for rows in (1, 2, 7, 12, 13, 32):
+        assert torch.equal(linear(x[300 : 300 + rows], packed), together[300 : 300 + rows])
+    before = compiler.num_threads()
+    try:
+        compiler.set_num_threads(1)
+        assert torch.equal(linear(x, packed), together)
+    finally:
+        compiler.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row_bytes", [64, 40_000])  # row blocks of many tiles, and of the one that always fits
+def test_more_rows_than_a_block(row_bytes, dtype):
+    k = row_bytes // dtype.itemsize
+    x, weight, _ = problem(40, k, 90 if k > 1000 else 5000, dtype, bias=False)
+    got = linear(x, pack_linear(weight, None, dtype), out_dtype=torch.float32)
+    torch.testing.assert_close(got.double(), exact(x, weight, None), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_x(dtype):
+    x, weight, _ = problem(50, 24, 9, dtype, bias=False)
+    packed = pack_linear(weight, None, dtype)
+    wide = torch.zeros(9, 100, dtype=dtype)
+    wide[:, 10:34] = x
+    assert torch.equal(linear(wide[:, 10:34], packed), linear(x, packed))  # rows of a larger tensor
+    assert torch.equal(linear(x.T.contiguous().T, packed), linear(x, packed))  # a transpose
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows(dtype):
+    _, weight, _ = problem(5, 6, 1, dtype, bias=False)
+    assert linear(torch.empty(0, 6, dtype=dtype), pack_linear(weight, None, dtype)).shape == (0, 5)
+
+
+def test_bfloat16_rounds_to_nearest_even_and_keeps_the_special_values():
+    values = torch.tensor(
+        [[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3.0e38, 3.4e38, float("inf"), -float("inf"), float("nan")]]
+    )
+    # x = 1 with the value as a bias is the one way to any float32 before the rounding
+    packed = pack_linear(torch.zeros(8, 2), values[0], torch.float32)
+    got = linear(torch.ones(1, 2), packed, out_dtype=torch.bfloat16)
+    torch.testing.assert_close(got, values.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 7), (128, 64), (100, 129)])
+def test_rows_give_the_weight_back(n, k, dtype):
+    _, weight, _ = problem(n, k, 1, dtype, bias=False)
+    packed = pack_linear(weight, None, dtype)
+    ids = torch.tensor([n - 1, 0, n // 2, 0])
+    assert torch.equal(packed.rows(ids), weight[ids])
+    assert torch.equal(packed.rows(ids.int()), weight[ids])
+    assert torch.equal(packed.rows(torch.arange(n)), weight)
+    assert packed.rows(ids[:0]).shape == (0, k)
+
+
+@pytest.mark.parametrize("wrong", [-1, 100])
+def test_rows_refuse_an_id_outside(wrong):
+    packed = pack_linear(torch.zeros(100, 8), None, torch.float32)
+    with pytest.raises(IndexError, match="ids must lie in 0 to 99"):
+        packed.rows(torch.tensor([5, wrong]))
+
+
+def test_one_copy_of_the_weight():
+    weight = torch.randn(96, 64)
+    packed = pack_linear(weight, None, torch.float32)
+    assert packed.num_bytes == weight.nbytes
+    before = linear(torch.ones(1, 64), packed)
+    weight.zero_()  # the packed weight is its own
+    assert torch.equal(linear(torch.ones(1, 64), packed), before)
+
+
+def test_converts_the_checkpoint_to_dtype():
+    weight = torch.randn(40, 16, dtype=torch.float16)
+    assert torch.equal(pack_linear(weight, None, torch.bfloat16).rows(torch.arange(40)), weight.bfloat16())
+
+
+def test_errors_name_what_is_wrong():
+    weight = torch.zeros(8, 4)
+    packed = pack_linear(weight, None, torch.float32)
+    with pytest.raises(ValueError, match="float16"):
+        pack_linear(weight, None, torch.float16)
+    with pytest.raises(ValueError, match=r"bias has shape \(7,\), not \[8\]"):
+        pack_linear(weight, torch.zeros(7), torch.float32)
+    with pytest.raises(ValueError, match=r"\(8, 0\)"):
+        pack_linear(torch.zeros(8, 0), None, torch.float32)
+    with pytest.raises(ValueError, match=r"\[1, 5\].*takes torch.float32 \[tokens, 4\]"):
+        linear(torch.zeros(1, 5), packed)
+    with pytest.raises(ValueError, match=r"x is torch\.bfloat16"):
+        linear(torch.zeros(1, 4, dtype=torch.bfloat16), packed)
+    with pytest.raises(ValueError, match=r"out_dtype=torch\.float16"):
+        linear(torch.zeros(1, 4), packed, out_dtype=torch.float16)
