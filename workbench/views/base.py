@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.core.property.vectorization import value
-from bokeh.models import ColumnDataSource, UIElement
+from bokeh.models import ColumnDataSource, Dodge, LinearColorMapper, LinearInterpolator, UIElement
 from bokeh.plotting import figure
 from kvscope.engine.events import Event
 from kvscope.engine.snapshot import EngineSnapshot, RequestState
@@ -243,6 +243,29 @@ class Rows:
 def empty_source(*columns: str) -> ColumnDataSource:
     """A source with every column declared and no rows yet."""
     return ColumnDataSource({column: [] for column in columns})
+
+
+def at(column: str, shift: float) -> dict[str, Any]:
+    """`column` + `shift`, added in the browser: a cell needs two numbers, not one for every edge of its parts."""
+    return {"field": column, "transform": Dodge(value=shift)}
+
+
+def by_code(column: str, values: Sequence) -> dict[str, Any]:
+    """Code i of an integer column stands for `values[i]` (colours or numbers), looked up in the browser: a tick then
+    sends small integers, and a theme changes the look-up instead of the rows."""
+    codes = list(range(len(values)))
+    if isinstance(values[0], str):
+        return {"field": column, "transform": LinearColorMapper(palette=list(values), low=0, high=codes[-1])}
+    return {"field": column, "transform": LinearInterpolator(x=codes, y=list(values))}
+
+
+def relook(spec: dict[str, Any], values: Sequence) -> None:
+    """Change what the codes of `by_code` stand for."""
+    transform = spec["transform"]
+    if isinstance(transform, LinearColorMapper):
+        transform.palette = list(values)
+    else:
+        transform.y = list(values)
 
 
 def replace_if_changed(source: ColumnDataSource, data: dict[str, Any]) -> bool:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import numpy as np
 from bokeh.core.property.vectorization import value
-from bokeh.models import ColumnDataSource, LinearColorMapper
+from bokeh.models import ColumnDataSource
 from bokeh.plotting import figure
 from kvscope.engine.snapshot import BlockState
 
 from ..theme import OWNER_HUES, Theme
 from . import glyph
-from .base import Frame, Rows, empty_source, font, replace_if_changed
+from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_if_changed
 
 GAP = 0.085  # between cells, in cells
 _IDLE_STEPS, _IDLE_LEVELS = 60, 6  # a hatch pales over 60 idle steps, in 6 levels
 _STRIP = 8  # owner hues on a shared block
 _FONTS = (15.5, 14, 13, 11.5)  # px by label length: up to 2, 3, 4, more
-_UPPER, _MIDDLE = 0.42, 0.5  # label heights: above the foot, and in the middle of a cell without one
-_LABEL_HEIGHT = np.array([_MIDDLE, _MIDDLE, _UPPER, _UPPER, _MIDDLE, _UPPER])
 
 
 def hatch_lines(count: int, low: float, high: float) -> list[tuple[float, float, float, float]]:
@@ -36,6 +34,11 @@ def hatch_lines(count: int, low: float, high: float) -> list[tuple[float, float,
     return lines
 
 
+def square(near: float, far: float) -> dict:
+    """Sides of the square from `near` to `far` inside each cell."""
+    return {"left": at("x", near), "right": at("x", far), "top": at("y", near), "bottom": at("y", far)}
+
+
 class CellGrid:
     """Draws blocks of a frame into `fig`; `columns` cells a row, with labels where the cells are large enough."""
 
@@ -43,18 +46,16 @@ class CellGrid:
         self.fig, self.theme, self.labelled = fig, theme, labelled
         self.num_blocks, self.columns = num_blocks, columns
         self.label = "owner"
-        self._names: dict[int, str] = {}
         self._readers_drawn: tuple | None = None
+        self._few_drawn: tuple | None = None
         self._size_codes = np.zeros(num_blocks, np.int64)
         ids = np.arange(num_blocks)
         self.x, self.y = (ids % columns).astype(float), (ids // columns).astype(float)
-        gap = GAP / 2 if labelled else 0.07
-        self.left, self.right = self.x + gap, self.x + 1 - gap
-        self.top, self.bottom = self.y + gap, self.y + 1 - gap
+        self.gap = GAP / 2 if labelled else 0.07
         self.cells = ColumnDataSource(self._cells())
-        self.hatch = ColumnDataSource(self._hatch(7 if labelled else 3, gap))
+        self.hatch = ColumnDataSource(self._hatch(7 if labelled else 3, self.gap))
         self.strips = empty_source("left", "right", "y", "hue", "alpha")
-        self.chosen = empty_source("left", "right", "top", "bottom")
+        self.chosen = empty_source("x", "y")
         self.corners = empty_source("xs", "ys", "alpha")
         self.rows, self.hatch_rows = Rows(self.cells), Rows(self.hatch)
         self._draw_under()
@@ -71,19 +72,13 @@ class CellGrid:
 
     def _cells(self) -> dict:
         n = self.num_blocks
-        foot = self.top + (self.bottom - self.top) * (1 - glyph.FOOT)
-        third = (self.bottom - foot) / 3
         data = {
-            "left": self.left, "right": self.right, "top": self.top, "bottom": self.bottom, "middle": (self.x + 0.5).tolist(),
-            "foot": foot, "dots1": foot + third, "dots2": foot + 2 * third, "unwritten": [float("nan")] * n,
-            "face": [self.theme.free] * n, "outline": [self.theme.free_line] * n, "width": [1.0] * n, "alpha": [1.0] * n,
+            "x": self.x.tolist(), "y": self.y.tolist(), "unwritten": [float("nan")] * n, "face": [0] * n, "dim": [0] * n
         }  # fmt: skip
         if self.labelled:
             data |= {
-                "label": [""] * n, "ink": [self.theme.ink] * n, "size": [self.theme.font(_FONTS[0])] * n,
-                "baseline": (self.y + _MIDDLE).tolist(), "bar_x": self.left + 0.085, "bar_top": self.top + 0.1,
-                "bar_bottom": self.top + 0.6, "bar": [0.0] * n, "block": np.arange(n), "state": [""] * n,
-                "generation": [0] * n, "readers": [""] * n, "ref_count": [0] * n, "filled": [0] * n,
+                "label": [""] * n, "size": [self.theme.font(_FONTS[0])] * n, "bar": [0] * n, "block": list(range(n)),
+                "generation": [0] * n, "about": [""] * n, "filled": [0] * n,
             }  # fmt: skip
         return data
 
@@ -96,53 +91,87 @@ class CellGrid:
         ys = [(y + down).astype(np.float32) for y in self.y]
         return {"xs": xs, "ys": ys, "alpha": [0.0] * self.num_blocks}
 
-    # -- renderers, from the bottom up: faces, hatch, feet, outlines, strips, (arrows), labels, ring ----------------
+    # -- renderers, from the bottom up: faces, hatch, feet, outlines, strips, (arrows), ring, labels -----------------
 
     def _draw_under(self) -> None:
-        fig, radius = self.fig, glyph.RADIUS if self.labelled else 2
-        box = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "source": self.cells}
-        self.faces = fig.quad(**box, fill_color="face", fill_alpha="alpha", line_color=None, border_radius=radius)
+        fig, theme, radius = self.fig, self.theme, glyph.RADIUS if self.labelled else 2
+        self._face = by_code("face", glyph.face_palette(theme))
+        self._outline = by_code("face", glyph.outline_palette(theme))
+        self._ink = by_code("face", glyph.label_palette(theme))
+        self._alpha = by_code("dim", dim_levels(theme))
+        self._bar = by_code("bar", (0.0, 1.0, theme.dim_alpha))
+        self._hatch_alpha = by_code("alpha", hatch_levels(theme))
+        near, far = self.gap, 1 - self.gap
+        foot = near + (far - near) * (1 - glyph.FOOT)
+        box = {**square(near, far), "source": self.cells}
+        self.faces = fig.quad(
+            **box, fill_color=self._face, fill_alpha=self._alpha, line_color=None, border_radius=radius
+        )
         self.hatching = fig.multi_line(
-            "xs", "ys", source=self.hatch, line_alpha="alpha", line_width=2.2 if self.labelled else 1.4
+            "xs", "ys", source=self.hatch, line_alpha=self._hatch_alpha, line_width=2.2 if self.labelled else 1.4
         )
         corner = {"bottom_right": radius, "bottom_left": 0, "top_left": 0, "top_right": 0}
         self.feet = fig.quad(
-            left="unwritten", right="right", top="foot", bottom="bottom", source=self.cells, fill_alpha="alpha",
-            line_color=None, border_radius=corner,
+            left="unwritten", right=at("x", far), top=at("y", foot), bottom=at("y", far), source=self.cells,
+            fill_alpha=self._alpha, line_color=None, border_radius=corner,
         )  # fmt: skip
-        dots = {"x0": "unwritten", "x1": "right", "source": self.cells, "line_alpha": "alpha", "line_cap": "round"}
+        dots = {
+            "x0": "unwritten",
+            "x1": at("x", far),
+            "source": self.cells,
+            "line_alpha": self._alpha,
+            "line_cap": "round",
+        }
+        third = (far - foot) / 3
         self.dots = [
-            fig.segment(**dots, y0=y, y1=y, line_dash=value([0, 5]), line_dash_offset=offset)
-            for y, offset in (("dots1", 4), ("dots2", 1))
+            fig.segment(**dots, y0=at("y", y), y1=at("y", y), line_dash=value([0, 5]), line_dash_offset=offset)
+            for y, offset in ((foot + third, 4), (foot + 2 * third, 1))
         ]
+        width = by_code("face", glyph.OUTLINE_WIDTH)
         self.outlines = fig.quad(
-            **box, fill_color=None, line_color="outline", line_alpha="alpha", line_width="width", border_radius=radius
+            **box,
+            fill_color=None,
+            line_color=self._outline,
+            line_alpha=self._alpha,
+            line_width=width,
+            border_radius=radius,
         )
-        mapper = LinearColorMapper(palette=list(OWNER_HUES), low=0, high=len(OWNER_HUES) - 1)
         self.strip_bars = fig.hbar(
             y="y", height=0.115, left="left", right="right", source=self.strips, fill_alpha="alpha", line_color=None,
-            fill_color={"field": "hue", "transform": mapper},
+            fill_color=by_code("hue", OWNER_HUES),
         )  # fmt: skip
         self.pinned = fig.patches("xs", "ys", source=self.corners, line_color=None, fill_alpha="alpha")
         if self.labelled:
-            self.bars = fig.segment("bar_x", "bar_top", "bar_x", "bar_bottom", source=self.cells, line_alpha="bar")
+            bar = {
+                "x0": at("x", near + 0.085),
+                "y0": at("y", near + 0.1),
+                "x1": at("x", near + 0.085),
+                "y1": at("y", 0.65),
+            }
+            self.bars = fig.segment(**bar, source=self.cells, line_alpha=self._bar)
 
     def draw_over(self) -> None:
         """Labels and the selection ring: above what the caller drew on the faces (copy arrows)."""
-        ring = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "source": self.chosen}
+        ring = {**square(self.gap, 1 - self.gap), "source": self.chosen}
         self.ring_halo = self.fig.quad(**ring, fill_color=None, line_width=5.5, border_radius=7)
         self.ring = self.fig.quad(**ring, fill_color=None, line_width=3.2, border_radius=7)
         if self.labelled:
             self.texts = self.fig.text(
-                "middle", "baseline", text="label", source=self.cells, text_color="ink", text_alpha="alpha",
+                at("x", 0.5), at("y", 0.5), text="label", source=self.cells, text_color=self._ink, text_alpha=self._alpha,
                 text_font_size="size", text_align="center", text_baseline="middle", text_font_style="bold",
-                text_font=font(),
+                text_font=font(), x_offset=by_code("bar", (0, 2, 2)), y_offset=by_code("face", glyph.LABEL_RISE),
             )  # fmt: skip
         self.paint(self.theme)
 
     def paint(self, theme: Theme) -> None:
-        """Colours and widths that are the same for all rows; what differs by row is sent by the next update."""
+        """Another theme: what codes stand for, and the colours and widths that are the same for all rows."""
         self.theme = theme
+        relook(self._face, glyph.face_palette(theme))
+        relook(self._outline, glyph.outline_palette(theme))
+        relook(self._ink, glyph.label_palette(theme))
+        relook(self._alpha, dim_levels(theme))
+        relook(self._bar, (0.0, 1.0, theme.dim_alpha))
+        relook(self._hatch_alpha, hatch_levels(theme))
         self.hatching.glyph.line_color = theme.hatch
         self.feet.glyph.fill_color = theme.panel
         self.pinned.glyph.fill_color = theme.ink
@@ -154,36 +183,27 @@ class CellGrid:
             self.bars.glyph.line_width = 3 * theme.scale
         self.ring_halo.glyph.line_color = theme.panel
         self.ring.glyph.line_color = theme.accent
-        self._readers_drawn = None
+        self._readers_drawn = self._few_drawn = None
         self.rows.forget()
         self.hatch_rows.forget()
 
     # -- one frame --------------------------------------------------------------------------------------------------
 
     def update(self, frame: Frame, *, by_state: bool) -> None:
-        snapshot, theme, rows = frame.snapshot, self.theme, self.rows
-        state = snapshot.block_state
-        lit = frame.lit_blocks
-        dimmed = np.zeros(self.num_blocks, np.int64) if lit is None else (~lit).astype(np.int64)
-        strength = (1.0, theme.dim_alpha)
-        rows.set("face", glyph.face_codes(frame, by_state=by_state), glyph.face_palette(theme))
-        rows.set("outline", state, glyph.outline_palette(theme))
-        rows.set("width", (state == BlockState.PINNED).astype(np.int8), (1.0, 1.6))
-        in_flight = state == BlockState.IN_FLIGHT
-        rows.set("alpha", dimmed + 2 * in_flight, (*strength, 0.5, theme.dim_alpha / 2))
+        snapshot, rows = frame.snapshot, self.rows
+        state, lit = snapshot.block_state, frame.lit_blocks
+        dimmed = np.zeros(self.num_blocks, np.int8) if lit is None else (~lit).astype(np.int8)
+        rows.set("face", glyph.face_codes(frame, by_state=by_state))
+        rows.set("dim", dimmed + 2 * (state == BlockState.IN_FLIGHT))
         written = np.where((state >= BlockState.ACTIVE) & (state != BlockState.PINNED), snapshot.filled, 0)
-        rows.set(
-            "unwritten",
-            np.where((written > 0) & (written < snapshot.block_size), written, -1),
-            self._unwritten(snapshot.block_size),
-        )
+        partly = (written > 0) & (written < snapshot.block_size)
+        rows.set("unwritten", np.where(partly, written, -1), self._unwritten(snapshot.block_size))
         if self.labelled:
-            self._update_labels(frame, dimmed, written)
+            self._update_labels(frame, dimmed)
         rows.flush()
         idle = np.clip((snapshot.step - snapshot.last_used_step) * _IDLE_LEVELS // _IDLE_STEPS, 0, _IDLE_LEVELS)
-        hatch = np.where(state == BlockState.CACHED, 1 + idle + dimmed * (_IDLE_LEVELS + 1), 0)
-        levels = [round(a * (1 - 0.65 * i / _IDLE_LEVELS), 2) for a in strength for i in range(_IDLE_LEVELS + 1)]
-        self.hatch_rows.set("alpha", hatch, (0.0, *levels))
+        cached = state == BlockState.CACHED
+        self.hatch_rows.set("alpha", np.where(cached, 1 + idle + dimmed * (_IDLE_LEVELS + 1), 0))
         self.hatch_rows.flush()
         self._update_strips(frame, lit)
         self._update_few(frame, lit)
@@ -192,14 +212,13 @@ class CellGrid:
         """Left edge of the unwritten part of the foot; NaN hides it."""
 
         def encode(rows: np.ndarray, written: np.ndarray) -> list[float]:
-            left, right = self.left[rows], self.right[rows]
-            return np.where(written < 0, np.nan, left + (right - left) * written / block_size).round(3).tolist()
+            edge = self.x[rows] + self.gap + (1 - 2 * self.gap) * written / block_size
+            return np.where(written < 0, np.nan, edge).round(3).tolist()
 
         return encode
 
-    def _update_labels(self, frame: Frame, dimmed: np.ndarray, written: np.ndarray) -> None:
-        snapshot, theme, rows = frame.snapshot, self.theme, self.rows
-        state = snapshot.block_state
+    def _update_labels(self, frame: Frame, dimmed: np.ndarray) -> None:
+        snapshot, rows = frame.snapshot, self.rows
         names = dict(zip(glyph.sequence_codes(frame).tolist(), frame.labels, strict=True))
 
         def text(changed: np.ndarray, codes: np.ndarray) -> list[str]:
@@ -208,26 +227,11 @@ class CellGrid:
             return words
 
         rows.set("label", glyph.label_codes(frame, self.label), text)
-        rows.set("size", self._size_codes, [theme.font(size) for size in _FONTS])
-        rows.set("ink", state, glyph.label_palette(theme))
-        height = (_LABEL_HEIGHT[state] * 100).astype(np.int64)
-        rows.set("baseline", height, lambda changed, codes: (self.y[changed] + codes / 100).round(2).tolist())
-        bar = glyph.barred(frame)
-        rows.set("bar", bar * (1 + dimmed), (0.0, 1.0, theme.dim_alpha))
-        rows.set(
-            "middle",
-            bar.astype(np.int8),
-            lambda changed, codes: (self.x[changed] + 0.5 + 0.05 * codes).round(2).tolist(),
-        )
-        rows.set("state", state, glyph.STATE_WORDS)
+        rows.set("size", self._size_codes, [self.theme.font(size) for size in _FONTS])
+        rows.set("bar", glyph.barred(frame) * (1 + dimmed))
         rows.set("generation", snapshot.generation)
-        rows.set("ref_count", snapshot.ref_count)
-        rows.set("filled", np.where(state == BlockState.CACHED, snapshot.filled, written))
-        rows.set(
-            "readers",
-            self._reader_codes(frame),
-            lambda changed, codes: [readers_text(frame, b) for b in changed.tolist()],
-        )
+        rows.set("filled", np.where(snapshot.block_state == BlockState.EMPTY, 0, snapshot.filled))
+        rows.set("about", self._reader_codes(frame), lambda changed, _: [about(frame, b) for b in changed.tolist()])
 
     @staticmethod
     def _reader_codes(frame: Frame) -> np.ndarray:
@@ -245,11 +249,11 @@ class CellGrid:
         left, right, y, hue, alpha = [], [], [], [], []
         for block in shared.tolist():
             hues = list(dict.fromkeys((frame.owner_slots[frame.readers(block)] % len(OWNER_HUES)).tolist()))[:_STRIP]
-            inner = self.left[block] + 0.1
-            width = (self.right[block] - 0.1 - inner) / max(1, len(hues))
+            inner = self.x[block] + self.gap + 0.1
+            width = (1 - 2 * self.gap - 0.2) / max(1, len(hues))
             left.extend(inner + i * width for i in range(len(hues)))
             right.extend(inner + (i + 1) * width - 0.02 for i in range(len(hues)))
-            y.extend([self.top[block] + 0.125] * len(hues))
+            y.extend([self.y[block] + self.gap + 0.125] * len(hues))
             hue.extend(hues)
             alpha.extend([1.0 if lit is None or lit[block] else self.theme.dim_alpha] * len(hues))
         numbers = {"left": left, "right": right, "y": y, "alpha": alpha}
@@ -258,22 +262,36 @@ class CellGrid:
     def _update_few(self, frame: Frame, lit: np.ndarray | None) -> None:
         """The ring around chosen blocks and the corner of pinned ones."""
         chosen = frame.selected_blocks
-        replace_if_changed(
-            self.chosen, {name: getattr(self, name)[chosen] for name in ("left", "right", "top", "bottom")}
-        )
         pinned = np.flatnonzero(frame.snapshot.block_state == BlockState.PINNED).tolist()
+        drawn = (pinned, frame.selection, chosen.tolist())
+        if drawn == self._few_drawn:
+            return
+        self._few_drawn = drawn
+        replace_if_changed(self.chosen, {"x": self.x[chosen], "y": self.y[chosen]})
         corner = {
-            "xs": [[round(self.left[b] + d, 3) for d in (0.02, 0.3, 0.02)] for b in pinned],
-            "ys": [[round(self.top[b] + d, 3) for d in (0.02, 0.02, 0.3)] for b in pinned],
+            "xs": [[round(self.x[b] + self.gap + d, 3) for d in (0.02, 0.3, 0.02)] for b in pinned],
+            "ys": [[round(self.y[b] + self.gap + d, 3) for d in (0.02, 0.02, 0.3)] for b in pinned],
             "alpha": [1.0 if lit is None or lit[b] else self.theme.dim_alpha for b in pinned],
         }
         replace_if_changed(self.corners, corner)
 
 
-def readers_text(frame: Frame, block: int) -> str:
-    """Who reads a block, for the hover."""
+def dim_levels(theme: Theme) -> tuple[float, ...]:
+    """Strength of a cell: full, dimmed by a selection, in flight, both."""
+    return (1.0, theme.dim_alpha, 0.5, theme.dim_alpha / 2)
+
+
+def hatch_levels(theme: Theme) -> list[float]:
+    """Strength of a hatch: none, by idle level, and by idle level when dimmed."""
+    idle = [1 - 0.65 * level / _IDLE_LEVELS for level in range(_IDLE_LEVELS + 1)]
+    return [0.0, *idle, *(a * theme.dim_alpha for a in idle)]
+
+
+def about(frame: Frame, block: int) -> str:
+    """Who reads a block, for the hover ("read by …")."""
     snapshot = frame.snapshot
     if snapshot.block_state[block] == BlockState.CACHED:
-        return f"nobody; last used at step {snapshot.last_used_step[block]}"
-    names = [frame.labels[i] for i in frame.readers(block)[:9].tolist()]
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nobody"
+        return f"nobody since step {snapshot.last_used_step[block]}"
+    readers = frame.readers(block)
+    names = [frame.labels[i] for i in readers[:8].tolist()]
+    return f"{', '.join(names)}{', …' if len(readers) > 8 else ''}" if names else "nobody"

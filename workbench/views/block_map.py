@@ -7,6 +7,7 @@ the same block clears the selection. `label` changes only the text in the cells,
 
 from __future__ import annotations
 
+import numpy as np
 from bokeh.events import Tap
 from bokeh.layouts import column
 from bokeh.models import Div, HoverTool, Range1d
@@ -96,7 +97,7 @@ class BlockMap(View):
         return (
             f'<div style="margin:-6px -10px;padding:7px 11px;background:{t.panel};color:{t.ink};border:1px solid '
             f"{t.line2};border-radius:6px;font:{t.font(13.5)}/1.4 {FONT.replace(chr(34), '')};max-width:{t.px(320)}px"
-            '"><b>Block @block</b>, generation @generation: @state<br>read by @readers (ref count @ref_count)<br>'
+            '"><b>Block @block</b>, generation @generation<br>read by @about<br>'
             "@filled slots written</div>"
         )
 
@@ -206,7 +207,7 @@ def count_states(frame: Frame) -> dict[str, int]:
     """Blocks in each state, and unwritten slots of blocks in use; the null block is not counted."""
     snapshot = frame.snapshot
     state = snapshot.block_state[1:]
-    count = [int((state == s).sum()) for s in BlockState]
+    count = np.bincount(state, minlength=len(BlockState)).tolist()
     used = (state == BlockState.ACTIVE) | (state == BlockState.SHARED) | (state == BlockState.IN_FLIGHT)
     unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
     active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]

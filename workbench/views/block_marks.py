@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from bokeh.core.property.vectorization import value
 from kvscope.engine.events import Cause, EventKind
 from kvscope.engine.snapshot import BlockState
 
 from ..theme import Theme
-from .base import Frame, empty_source, font, replace_if_changed
+from .base import Frame, at, by_code, empty_source, font, relook, replace_if_changed
 from .block_cells import CellGrid
+from .glyph import LABEL_RISE, MARKS, face_palette
 
 FADE_SECONDS = 0.7
 _FADE_LEVELS = 4
 _HALF = 0.457  # half a cell without its gap
-_MARKER = {"taken": "cross", "evicted": "x", "copied": "square", "locked": "y"}
+_RING, _BADGE = 1.0, 0.4  # side of a ring, and how far its badge is from the middle of the cell, in cells
+_SYMBOLS = {"taken": "cross", "evicted": "x", "locked": "y"}  # a copied block has two squares instead
 
 
 def marks_of(events, step: int) -> dict[int, tuple[str, int]]:
@@ -45,26 +48,10 @@ class StepMarks:
         self.fades = True  # False where the reader asked for less motion
         self._step, self._born = -1, 0.0
         self._marks: dict[int, tuple[str, int]] = {}
-        self.marks = empty_source(
-            "left",
-            "right",
-            "top",
-            "bottom",
-            "colour",
-            "dash",
-            "alpha",
-            "x",
-            "y",
-            "symbol",
-            "cross",
-            "front",
-            "behind_x",
-            "behind_y",
-            "front_x",
-            "front_y",
-        )
+        self._drawn: tuple[dict, float] = ({}, 1.0)
+        self.marks = empty_source("x", "y", "kind", "alpha")
         self.arrows = empty_source("x0", "y0", "x1", "y1", "cx0", "cy0", "cx1", "cy1", "angle", "alpha")
-        self.halos = empty_source("x", "y", "text", "face", "size")
+        self.halos = empty_source("x", "y", "text", "face", "size", "bar", "code")
 
     @property
     def sources(self):
@@ -83,33 +70,68 @@ class StepMarks:
         self._halo = fig.text(
             "x", "y", text="text", source=self.halos, text_color="face", text_outline_color="face", text_font=font(),
             text_font_size="size", text_align="center", text_baseline="middle", text_font_style="bold",
+            x_offset=by_code("bar", (0, 2, 2)), y_offset=by_code("code", LABEL_RISE),
         )  # fmt: skip
 
     def draw_over(self) -> None:
-        """Rings and badges."""
-        fig = self.grid.fig
-        ring = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "source": self.marks}
-        self._ring = fig.quad(
-            **ring, fill_color=None, line_color="colour", line_alpha="alpha", line_dash="dash", border_radius=7
+        """Rings and badges; which colour and symbol follows from the kind of a mark."""
+        fig, theme = self.grid.fig, self.grid.theme
+        self._solid = by_code("kind", self._palette(theme, dashed=False))
+        self._dashed = by_code("kind", self._palette(theme, dashed=True))
+        self._colour = by_code("kind", self._palette(theme))
+        ring = {"x": "x", "y": "y", "width": _RING, "height": _RING, "source": self.marks, "line_alpha": "alpha"}
+        self._rings = [
+            fig.rect(**ring, fill_color=None, line_color=colour, line_dash=dash, border_radius=7, line_width=2.8)
+            for colour, dash in ((self._solid, "solid"), (self._dashed, value([5, 3])))
+        ]
+        self._rim, self._disc = (
+            self._badge(0, marker="circle"),
+            self._badge(0, marker="circle", fill_color=self._colour),
         )
-        badge = {"source": self.marks, "alpha": "alpha"}
-        self._rim = fig.scatter("x", "y", **badge, line_color=None)
-        self._disc = fig.scatter("x", "y", **badge, color="colour", line_color=None)
-        self._cross = fig.scatter("x", "y", **badge, marker="symbol", size="cross", fill_color=None)
-        self._behind = fig.scatter("behind_x", "behind_y", **badge, marker="square", size="front", fill_color=None)
-        self._front = fig.scatter("front_x", "front_y", **badge, marker="square", size="front", line_color=None)
-        self.paint(self.grid.theme)
+        self._symbols = {
+            kind: self._badge(0, marker=marker, size=by_code("kind", self._sizes(theme, kind)))
+            for kind, marker in _SYMBOLS.items()
+        }
+        copied = by_code("kind", [0.75 * size for size in self._sizes(theme, "copied")])
+        self._behind = self._badge(-0.035, marker="square", size=copied)
+        self._front = self._badge(0.03, marker="square", size=copied)
+        self.paint(theme)
+
+    def _badge(self, shift: float, **options):
+        """A scatter at the upper right corner of marked cells, moved by `shift` cells along the diagonal."""
+        place = {"x": at("x", _BADGE + shift), "y": at("y", shift - _BADGE)}
+        return self.grid.fig.scatter(
+            **place, source=self.marks, alpha="alpha", line_color=None, **{"fill_color": None, **options}
+        )
+
+    @staticmethod
+    def _palette(theme: Theme, *, dashed: bool | None = None) -> list[str]:
+        """Colour by kind; rings draw evicted blocks dashed and the others solid, so each hides the kinds of the other."""
+        hidden = "#00000000"
+        colours = [theme.warn if kind == "evicted" else theme.ink for kind in MARKS]
+        if dashed is None:
+            return colours
+        return [
+            colour if (kind == "evicted") == dashed else hidden for kind, colour in zip(MARKS, colours, strict=True)
+        ]
+
+    @staticmethod
+    def _sizes(theme: Theme, shown: str) -> list[float]:
+        return [8.0 * theme.scale if kind == shown else 0.0 for kind in MARKS]
 
     def paint(self, theme: Theme) -> None:
-        size = theme.px
-        self._ring.glyph.line_width = 2.8
-        self._rim.glyph.size, self._disc.glyph.size = size(17), size(15)
-        self._cross.glyph.line_width = 2.1 * theme.scale
-        self._behind.glyph.line_width = 1.5
+        self._drawn = ({}, -1.0)
+        relook(self._solid, self._palette(theme, dashed=False))
+        relook(self._dashed, self._palette(theme, dashed=True))
+        relook(self._colour, self._palette(theme))
+        self._rim.glyph.size, self._disc.glyph.size = theme.px(17), theme.px(15)
         for part in (self._rim, self._front):
             part.glyph.fill_color = theme.panel
-        for part in (self._cross, self._behind, self._arrow_halo, self._tail):
+        for part in (*self._symbols.values(), self._behind, self._arrow_halo, self._tail):
             part.glyph.line_color = theme.panel
+        for symbol in self._symbols.values():
+            symbol.glyph.line_width = 2.1 * theme.scale
+        self._behind.glyph.line_width = 1.5
         self._arrow.glyph.line_color = theme.ink
         self._tail.glyph.fill_color = self._head.glyph.fill_color = self._head.glyph.line_color = theme.ink
         self._halo.glyph.text_outline_width = 5
@@ -136,24 +158,18 @@ class StepMarks:
             b: mark for b, mark in marks.items()
             if b < len(state) and state[b] >= BlockState.ACTIVE and (lit is None or lit[b])
         }  # fmt: skip
+        if (shown, alpha) == self._drawn:
+            return
+        self._drawn = shown, alpha
         self._draw_rings(shown, alpha)
         self._draw_arrows({b: source for b, (kind, source) in shown.items() if kind == "copied"}, alpha)
 
     def _draw_rings(self, shown: dict[int, tuple[str, int]], alpha: float) -> None:
-        grid, theme = self.grid, self.grid.theme
-        blocks, kinds = list(shown), [kind for kind, _ in shown.values()]
-        edge, x, y = 0.045, grid.right[blocks] - 0.06, grid.top[blocks] + 0.06
-        copied = [kind == "copied" for kind in kinds]
+        blocks = list(shown)
         replace_if_changed(self.marks, {
-            "left": (grid.left[blocks] - edge).round(3).tolist(), "right": (grid.right[blocks] + edge).round(3).tolist(),
-            "top": (grid.top[blocks] - edge).round(3).tolist(), "bottom": (grid.bottom[blocks] + edge).round(3).tolist(),
-            "colour": [theme.warn if kind == "evicted" else theme.ink for kind in kinds],
-            "dash": ["dashed" if kind == "evicted" else "solid" for kind in kinds],
-            "alpha": [alpha] * len(blocks),
-            "x": x.round(3).tolist(), "y": y.round(3).tolist(), "symbol": [_MARKER[kind] for kind in kinds],
-            "cross": [0 if c else theme.px(8) for c in copied], "front": [theme.px(6) if c else 0 for c in copied],
-            "behind_x": (x - 0.035).round(3).tolist(), "behind_y": (y - 0.035).round(3).tolist(),
-            "front_x": (x + 0.03).round(3).tolist(), "front_y": (y + 0.03).round(3).tolist(),
+            "x": (self.grid.x[blocks] + 0.5).astype(np.float32), "y": (self.grid.y[blocks] + 0.5).astype(np.float32),
+            "kind": np.array([MARKS.index(kind) for kind, _ in shown.values()], np.uint8),
+            "alpha": np.full(len(blocks), alpha, np.float32),
         })  # fmt: skip
 
     def _draw_arrows(self, copies: dict[int, int], alpha: float) -> None:
@@ -167,13 +183,17 @@ class StepMarks:
                 columns[name].append(round(number, 3))
             crossed |= self._cells_under(curve) | {copy, source}
         replace_if_changed(self.arrows, columns)
-        cells, blocks = self.grid.cells.data, sorted(crossed)
         if self.grid.labelled:
-            replace_if_changed(self.halos, {
-                "x": self.grid.x[blocks] + 0.5, "y": [cells["baseline"][b] for b in blocks],
-                "text": [cells["label"][b] for b in blocks], "face": [cells["face"][b] for b in blocks],
-                "size": [cells["size"][b] for b in blocks],
-            })  # fmt: skip
+            self._draw_halos(sorted(b for b in crossed if not self.grid.cells.data["dim"][b]))
+
+    def _draw_halos(self, blocks: list[int]) -> None:
+        cells, palette = self.grid.cells.data, face_palette(self.grid.theme)
+        replace_if_changed(self.halos, {
+            "x": self.grid.x[blocks] + 0.5, "y": self.grid.y[blocks] + 0.5,
+            "text": [cells["label"][b] for b in blocks], "face": [palette[cells["face"][b]] for b in blocks],
+            "size": [cells["size"][b] for b in blocks], "bar": [cells["bar"][b] for b in blocks],
+            "code": [cells["face"][b] for b in blocks],
+        })  # fmt: skip
 
     def _curve(self, source: int, copy: int) -> tuple[float, ...]:
         """Cubic from the edge of the source to the edge of the copy, bent a little: x0 y0 x1 y1 cx0 cy0 cx1 cy1 angle."""

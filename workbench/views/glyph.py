@@ -27,11 +27,14 @@ MARKS = ("taken", "evicted", "copied", "locked")  # what one step can do to a bl
 MARK_WORDS = {"taken": "taken", "evicted": "evicted, then taken", "copied": "copied on write", "locked": "in flight"}
 LABELS = ("owner", "id", "generation", "age")
 
-# Faces: 0 empty, 1 cached or pinned, 2 shared, 3 active where colour shows the state, 4 the selected request there,
-# then one per hue.
-_ACTIVE, _SELECTED, _FIRST_HUE = 3, 4, 5
-_FACE_OF_STATE = np.array([0, 1, _ACTIVE, 2, 1, _ACTIVE])
+# Faces: 0 empty, 1 cached, 2 shared, 3 active where colour shows the state, 4 the selected request there, 5 pinned,
+# then one per hue. Outline, ink and label height follow from the face, so a block is one small integer.
+_ACTIVE, _SELECTED, _PINNED, _FIRST_HUE = 3, 4, 5, 6
+_FACE_OF_STATE = np.array([0, 1, _ACTIVE, 2, _PINNED, _ACTIVE], np.int8)
 _OWNED = np.array([False, False, True, False, False, True])
+_HUES = len(OWNER_HUES)
+LABEL_RISE = (0, 0, -3.5, -3.5, -3.5, 0, *[-3.5] * _HUES)  # px by face: above the foot where there is one
+OUTLINE_WIDTH = (1, 1, 1, 1, 1, 1.6, *[1] * _HUES)
 
 # Labels: small codes are fixed words, then "×N" by reference count, then sequences.
 _WORDS = ("", "·", "null", "pin", "next")
@@ -41,22 +44,22 @@ _SEQUENCE = 1_000_000
 
 
 def face_palette(theme: Theme) -> list[str]:
-    return [theme.free, theme.cached, theme.shared, theme.active, SELECTED_HUE, *OWNER_HUES]
+    return [theme.free, theme.cached, theme.shared, theme.active, SELECTED_HUE, theme.cached, *OWNER_HUES]
 
 
 def outline_palette(theme: Theme) -> list[str]:
-    """Outline by block state; over an owner hue it is translucent."""
+    """Outline by face; over an owner hue it is translucent."""
     over = f"{theme.cell_line}{round(255 * theme.cell_line_alpha):02X}"
-    return [theme.free_line, theme.line2, over, over, theme.ink, over]
+    return [theme.free_line, theme.line2, over, over, over, theme.ink, *[over] * _HUES]
 
 
 def label_palette(theme: Theme) -> list[str]:
-    """Label colour by block state."""
-    return [theme.line2, theme.ink, ON_OWNER, theme.shared_ink, theme.ink, ON_OWNER]
+    """Label colour by face."""
+    return [theme.line2, theme.ink, theme.shared_ink, ON_OWNER, ON_OWNER, theme.ink, *[ON_OWNER] * _HUES]
 
 
 def face_codes(frame: Frame, *, by_state: bool) -> np.ndarray:
-    """Index into `face_palette` for each block, int64 [num_blocks]. `by_state`: hue only for the selected request."""
+    """Index into `face_palette` for each block, int8 [num_blocks]. `by_state`: hue only for the selected request."""
     snapshot = frame.snapshot
     face = _FACE_OF_STATE[snapshot.block_state]
     owned = _OWNED[snapshot.block_state] & (snapshot.owner >= 0)
@@ -67,7 +70,7 @@ def face_codes(frame: Frame, *, by_state: bool) -> np.ndarray:
         chosen = np.isin(frame.request_ids[owner], list(frame.selected_requests))
         face[owned] = np.where(chosen, _SELECTED, _ACTIVE)
     else:
-        face[owned] = _FIRST_HUE + frame.owner_slots[owner] % len(OWNER_HUES)
+        face[owned] = _FIRST_HUE + frame.owner_slots[owner] % _HUES
     return face
 
 
@@ -192,10 +195,11 @@ def block_svg(
         parts.append(f'<circle cx="{x + size / 2:g}" cy="{y + size / 2:g}" r="1.8" fill="{theme.line2}"/>')
     if text:
         upper = state in (BlockState.ACTIVE, BlockState.SHARED, BlockState.IN_FLIGHT)
+        ink = (theme.line2, theme.ink, ON_OWNER, theme.shared_ink, theme.ink, ON_OWNER)[state]
         middle = y + size * (0.42 if upper else 0.5) + font_size * 0.36
         parts.append(
             f'<text x="{x + size / 2:g}" y="{middle:.4g}" text-anchor="middle" font-size="{font_size:g}" '
-            f'font-weight="700" fill="{label_palette(theme)[state]}">{escape(text)}</text>'
+            f'font-weight="700" fill="{ink}">{escape(text)}</text>'
         )
     return "".join(parts)
 
