@@ -1,1 +1,24 @@
-"""One view a file; each has sources, a root and `update(frame)`, and can stand alone in a cell. See base.py."""
+"""One view a file; each has sources, a root and `update(frame)`, and can stand alone in a cell. See base.py.
+
+`VIEWS` is the table of the drawn ones: a new view is a new file and one line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_HOMES = {
+    "block_map": ("block_map", "BlockMap"),
+    "block_tables": ("block_tables", "BlockTables"),
+    "throughput": ("throughput", "Throughput"),
+    "timeline": ("timeline", "Timeline"),
+}
+
+
+def view_class(name: str) -> type:
+    """The class of a drawn view, imported on first use."""
+    module, class_name = _HOMES[name]
+    return getattr(importlib.import_module(f".{module}", __name__), class_name)
+
+
+DRAWN = tuple(_HOMES)

@@ -161,7 +161,7 @@ class Output(View):
             why = "The prompt is still being computed." if writing else "Not started yet."
             return f'<div class="out"><span class="pr">{why}</span></div>'
         if completion.logprobs:
-            return f'<div class="out">{self._marked(completion)}{caret}</div>{self._alternatives(completion)}'
+            return f'<div class="out">{self._marked(completion)}{caret}</div>{self._alternatives(completion, group)}'
         text = completion.text
         cut = "… " if len(text) > _SHOWN else ""
         return f'<div class="out">{cut}{esc(text[-_SHOWN:])}{caret}</div>'
@@ -177,7 +177,7 @@ class Output(View):
             pieces.append(f'<span class="{kind}">{esc(self._decode(token))}</span>')
         return ("… " if first else "") + "".join(pieces)
 
-    def _alternatives(self, completion: CompletionOutput) -> str:
+    def _alternatives(self, completion: CompletionOutput, group: list[RequestState]) -> str:
         newest = completion.token_ids[-1]
         ranked = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1])[:5]
         if len(ranked) < 2:
@@ -190,9 +190,19 @@ class Output(View):
         )
         place = len(self._output.prompt_token_ids) + len(completion.token_ids)
         return (
-            f'<div class="alts"><span class="hd">Token {place}</span>{rows}</div><p class="sum" style="margin:7px 0 0">'
+            f'<div class="alts"><span class="hd">Token {place}{self._stored(place - 1, group)}</span>{rows}</div><p class="sum" style="margin:7px 0 0">'
             f'<span style="border-bottom:2px dotted var(--waste)">dotted</span>: less likely than {_UNLIKELY:.2f}</p>'
         )
+
+    def _stored(self, position: int, group: list[RequestState]) -> str:
+        """Where the keys and values of the token at `position` lie; nothing while they are not computed yet."""
+        sequence = next((r for r in group if r.child == min(self.sample, len(self._output.outputs) - 1)), None)
+        if sequence is None or position >= sequence.num_computed_tokens:
+            return ", stored with the next step" if sequence is not None else ""
+        logical, slot = divmod(position, self.frame.snapshot.block_size)
+        block = int(sequence.block_tables[0][logical])
+        link = f'<a href="#" data-b="{block}" style="color:var(--accent)">{block}</a>'
+        return f", stored in block {link}, slot {slot}"
 
     # -- a block ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,156 @@
+"""The one script of the page: it carries clicks, keys and form contents to Python and watches the clock.
+
+Python never writes an event handler into the page. Whatever can be clicked says so in a data attribute; one listener
+on the outermost element finds it through the shadow roots, whichever view drew it. Messages travel as the `tags` of one
+model (`[number, kind, value]`), so that they arrive alike through a notebook's comm and an app's websocket.
+
+| in the page | message |
+|---|---|
+| data-do="run" | ["do", "run"] |
+| data-tab, data-table, data-filter, data-sample | ["tab" …, its value] |
+| data-r, data-b | ["select", "request" or "block", id] |
+| a menu with data-label | ["label", its value] |
+| a form with data-form | ["submit", {field: text}] |
+| keys | the same messages as the buttons |
+| page shown, or shown again | ["hello", {"dark": bool, "bundle": n}] |
+| the cell's width passes a breakpoint | ["width", "narrow", "medium" or "wide"] |
+
+The clock: every tick of Python changes `pulse.tags`. The script writes how long ago that was, and shows the stale banner
+after 3 s, so that a dead kernel is visible although it can no longer say so. While the page is alive the saved copy of
+the same output is folded away; when the page has been stale for 15 s it is shown again.
+"""
+
+from __future__ import annotations
+
+from .stylesheet import NARROW, WIDE
+
+STALE_SECONDS = 3
+UNFOLD_SECONDS = 15
+
+JS = r"""
+const all = window.__kvscope ??= {fold: new Map()};
+for (const view of [...cb_context.index.roots].filter((v) => v.model === root)) attach(view.el);
+
+function attach(el) {
+  if (el.dataset.kvscope) return;
+  el.dataset.kvscope = twin;
+  el.tabIndex = 0;
+  el.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab's one-letter commands stay out of here
+  let number = 0, beat = Date.now(), stale = false;
+  const send = (...message) => { bus.tags = [Date.now() + (number++ % 1000) / 1000, ...message]; };
+  const inside = (selector, from = el) => {
+    for (const child of from.querySelectorAll("*")) {
+      if (child.matches(selector)) return child;
+      const found = child.shadowRoot && inside(selector, child.shadowRoot);
+      if (found) return found;
+    }
+    return from.shadowRoot ? inside(selector, from.shadowRoot) : null;
+  };
+
+  const dark = () => document.body.dataset.jpThemeLight !== undefined ? document.body.dataset.jpThemeLight === "false"
+    : document.body.classList.contains("vscode-body") ? document.body.classList.contains("vscode-dark")
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  send("hello", {dark: dark(), bundle: pulse.tags[0]});
+
+  let width = "";
+  new ResizeObserver(() => {
+    const now = el.clientWidth / (pulse.tags[1] || 1), name = now < NARROW ? "narrow" : now < WIDE ? "medium" : "wide";
+    if (name === width || !now) return;
+    width = name;
+    send("width", name);
+    if (name === "wide") inside("[data-details]")?.setAttribute("open", "");
+  }).observe(el);
+
+  const show = (name) => {
+    for (const [key, body] of Object.entries(tabs)) body.css_classes = key === name ? [] : ["kv-off"];
+    send("tab", name);
+  };
+  const act = {
+    help: () => { const help = inside("[data-help]"); if (help) help.hidden = !help.hidden; },
+    prompt: () => inside("[data-prompt]")?.focus(),
+  };
+  el.addEventListener("click", (event) => {
+    for (const node of event.composedPath()) {
+      if (node === el) break;
+      const data = node.dataset;
+      if (!data || node.disabled) continue;
+      if (data.do) { event.preventDefault(); return act[data.do] ? act[data.do]() : send("do", data.do); }
+      if (data.tab) return show(data.tab);
+      if (data.table) return send("table", data.table);
+      if (data.filter) return send("filter", data.filter);
+      if (data.sample) return send("sample", Number(data.sample));
+      if (data.b) { event.preventDefault(); return send("select", "block", Number(data.b)); }
+      if (data.r) return send("select", "request", Number(data.r));
+    }
+    const at = event.composedPath()[0];
+    if (!at.matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
+  });
+  el.addEventListener("change", (event) => {
+    const at = event.composedPath()[0];
+    if (at.dataset?.label !== undefined) send("label", at.value);
+  });
+  el.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send("submit", Object.fromEntries(new FormData(event.composedPath()[0])));
+  });
+  const keys = {" ": "toggle", ArrowRight: "step", "[": "previous", "]": "next", Escape: "clear", t: "tables", r: "room",
+                d: "theme", "?": "help", "/": "prompt"};
+  el.addEventListener("keydown", (event) => {
+    const at = event.composedPath()[0];
+    event.stopPropagation();
+    if (at.matches?.("input,textarea,select")) {
+      if (event.key === "Escape") el.focus();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at.form?.requestSubmit();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if ((event.key === " " || event.key === "Enter") && at.matches?.("button,summary")) return;
+    if (event.key === "Enter" && at.matches?.("[role=button]")) return at.click();
+    const tab = Object.keys(tabs)["123".indexOf(event.key)];
+    if (tab && event.key.length === 1) show(tab);
+    else if (keys[event.key]) act[keys[event.key]] ? act[keys[event.key]]() : send("do", keys[event.key]);
+    else return;
+    event.preventDefault();
+  });
+
+  const fold = (folded) => {
+    if (!twin || all.fold.has(el) === folded) return;
+    if (folded) {
+      const style = document.createElement("style");
+      style.textContent = `[data-kvscope-twin="${twin}"] > :not(summary){display:none!important}`;
+      document.head.append(style);
+      all.fold.set(el, style);
+    } else { all.fold.get(el).remove(); all.fold.delete(el); }
+  };
+  fold(true);
+  pulse.properties.tags.change.connect(() => { beat = Date.now(); });
+  let gone = 0;
+  const clock = setInterval(() => {
+    if (!el.isConnected) {
+      if (++gone > 20) { clearInterval(clock); fold(false); }
+      return;
+    }
+    gone = 0;
+    const age = (Date.now() - beat) / 1000, closed = pulse.tags[2] === "closed";
+    const label = inside("[data-age]");
+    if (label && !closed) label.textContent = age < 10 ? `updated ${age.toFixed(1)} s ago` : `updated ${Math.round(age)} s ago`;
+    if ((age > STALE && !closed) || stale) {
+      stale = age > STALE;
+      const banner = inside("[data-stale]");
+      if (banner) {
+        banner.hidden = !stale;
+        banner.querySelector("b").textContent = `No update for ${Math.round(age)} s.`;
+      }
+    }
+    fold(age < UNFOLD && !closed);
+  }, 500);
+}
+"""
+
+
+def script(twin: str) -> str:
+    """The script for one display; `twin` is the id that its saved copy carries ("" for none)."""
+    values = (
+        f'const twin = "{twin}", STALE = {STALE_SECONDS}, UNFOLD = {UNFOLD_SECONDS}, NARROW = {NARROW}, WIDE = {WIDE};'
+    )
+    return values + JS

@@ -1,0 +1,182 @@
+"""The submit form, and what every button, key and form of the page does.
+
+The page sends `[kind, value]` messages (see `bus`); `Commands.run` is the one place that obeys them. It runs on the
+thread that owns the documents, calls the same public methods that a notebook cell can call, and turns an error into a
+sentence under the form instead of a traceback nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .markup import esc, panel_head
+from .scenarios import SCENARIOS
+from .selection import TABS
+from .views.base import Selection
+from .views.event_log import FILTERS
+
+if TYPE_CHECKING:
+    from .workbench import Workbench
+
+DEFAULT_PROMPT = "What is a block table? Explain it with one small example."
+_FIELDS: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
+    # name, label, value at the start, how its text is read
+    ("n", "Samples n", "1", int),
+    ("temperature", "Temperature", "0.8", float),
+    ("max_tokens", "Max tokens", "96", int),
+    ("top_p", "Top p", "1.0", float),
+    ("top_k", "Top k", "0", int),
+    ("seed", "Seed", "", int),
+)
+
+
+def form_html() -> str:
+    """The whole form; it is sent once and never replaced, so that nothing that is being typed is lost."""
+    options = "".join(f'<option value="{name}">{esc(s.title)}</option>' for name, s in SCENARIOS.items())
+    fields = "".join(
+        f'<label>{label}<input name="{name}" value="{value}" inputmode="decimal" autocomplete="off"></label>'
+        for name, label, value, _ in _FIELDS
+    )
+    return (
+        f"{panel_head('Submit', '')}"
+        '<form class="form" data-form><label>Scenario<select name="scenario"><option value="">My own prompt</option>'
+        f'{options}</select></label><label>Prompt<textarea name="prompt" rows="2" data-prompt>{esc(DEFAULT_PROMPT)}'
+        "</textarea></label><details data-details><summary><span><b>Sampling</b> and length</span></summary>"
+        f'<div class="nums">{fields}</div></details><div class="send"><button class="primary" type="submit" '
+        'title="Ctrl Enter in the prompt">Submit request</button></div></form>'
+    )
+
+
+def read_form(values: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """(prompt, sampling options) of a submitted form. Raises ValueError with a sentence for a field that is no number."""
+    prompt = str(values.get("prompt", ""))
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; write one or choose a scenario.")
+    options: dict[str, Any] = {}
+    for name, label, _, read in _FIELDS:
+        text = str(values.get(name, "")).strip()
+        if not text:
+            continue
+        try:
+            options[name] = read(text)
+        except ValueError:
+            kind = "a whole number" if read is int else "a number"
+            raise ValueError(f"{label}={text!r}: must be {kind}.") from None
+    return prompt, options
+
+
+class Commands:
+    """Obeys the page's messages for one workbench."""
+
+    def __init__(self, workbench: Workbench):
+        self._wb = workbench
+        self._choices = workbench.choices
+
+    def run(self, kind: str, *values: Any) -> None:
+        """Do what one message asks; unknown messages are ignored, errors are told under the form."""
+        act = getattr(self, f"_{kind}", None) if kind in _KINDS else None
+        if act is None:
+            return
+        try:
+            act(*values)
+        except Exception as error:  # whatever a method refuses is for the person at the screen
+            self._choices.note = ("warn", _sentence(error))
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _do(self, what: str) -> None:
+        act = {
+            "toggle": self._toggle,
+            "step": self._step,
+            "clear": lambda: self._wb.select(None),
+            "previous": lambda: self._move(-1),
+            "next": lambda: self._move(1),
+            "tables": lambda: self._flip("all_tables"),
+            "room": lambda: self._flip("room"),
+            "theme": self._theme,
+            "trace": lambda: self._flip("trace_open"),
+            "reset": self._reset,
+        }.get(what)
+        if act is not None:
+            act()
+
+    def _toggle(self) -> None:
+        if self._wb.engine.state == "running":
+            self._wb.pause()
+        else:
+            self._wb.resume()
+
+    def _step(self) -> None:
+        self._wb.pause()
+        self._wb.step()
+
+    def _move(self, by: int) -> None:
+        live = [
+            r.id for r in self._wb.engine.snapshot().requests if r.status not in ("finished", "cancelled", "failed")
+        ]
+        self._choices.move(list(dict.fromkeys(live)), by)
+
+    def _flip(self, name: str) -> None:
+        setattr(self._choices, name, not getattr(self._choices, name))
+
+    def _theme(self) -> None:
+        self._flip("dark")
+        self._choices.theme_chosen = True
+
+    def _reset(self) -> None:
+        done = self._wb.engine.reset_prefix_cache()
+        self._choices.note = (
+            ("ok", "The prefix cache is empty.")
+            if done is not False
+            else ("warn", "The prefix cache was not emptied because requests are running.")
+        )
+
+    def _tab(self, name: str) -> None:
+        if name in TABS:
+            self._choices.tab = name
+
+    def _table(self, view: str) -> None:
+        self._choices.tables ^= {view}
+
+    def _filter(self, name: str) -> None:
+        if name in FILTERS:
+            self._choices.log_filter = name
+
+    def _sample(self, index: float) -> None:
+        self._choices.sample = max(0, int(index))
+
+    def _label(self, kind: str) -> None:
+        self._choices.label = kind
+
+    def _select(self, kind: str, number: float) -> None:
+        if kind in ("request", "block"):
+            self._choices.toggle(Selection(kind, int(number)))
+
+    def _hello(self, facts: dict[str, Any]) -> None:
+        if not self._choices.theme_chosen:
+            self._choices.dark = bool(facts.get("dark"))
+
+    def _submit(self, values: dict[str, str]) -> None:
+        scenario = str(values.get("scenario", ""))
+        if scenario:
+            handles = self._wb.run(scenario)
+            first, last = handles[0].request_id, handles[-1].request_id
+            what = f"Requests {first} to {last} were" if last > first else f"Request {first} was"
+        else:
+            prompt, options = read_form(values)
+            what = f"Request {self._wb.submit(prompt, **options).request_id} was"
+        paused = self._wb.engine.state == "paused"
+        self._choices.note = (
+            "ok",
+            f"{what} submitted." + (" The engine is paused: press Run or Step." if paused else ""),
+        )
+
+
+_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit"})
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    text = text[0].upper() + text[1:] if text[0].isalpha() and " " in text.split("=")[0] else text
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,314 @@
+"""The page: which views stand where, and how one tick reaches them. One `Screen` is one place where it is shown.
+
+A screen builds its own views, because a Bokeh model belongs to one document; the choices (selection, tab, theme) are
+the workbench's and the same on all of its screens. A view that cannot be seen is not updated: it reads the events that
+it missed when it is seen again. Whoever owns the document calls `update` under the workbench's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bokeh.document import Document
+from bokeh.events import DocumentReady
+from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet
+
+from . import stylesheet
+from .bus import script
+from .controls import form_html
+from .markup import esc, panel_head, table
+from .selection import TABS, Choices
+from .theme import THEMES, Theme
+from .tick import Tick
+from .views import view_class
+from .views.base import View
+from .views.event_log import EventLog
+from .views.header import Header, Status
+from .views.output import Output
+from .views.requests import Requests
+
+HEADS_EVERY = 0.5  # seconds between refreshes of the panels' sentences while the engine runs
+TABLES_EVERY = 1.0
+SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at its own pace has caught up
+ROOM = 1.25
+
+
+@dataclass
+class Panel:
+    """A view in its frame: head, drawing, text twin. `name` is what the Table button and `Choices.tables` say."""
+
+    name: str
+    view: View
+    root: Column
+    head: Div | None = None
+    twin: Div | None = None
+    widths: frozenset[str] = frozenset({"narrow", "medium", "wide"})
+    tabs: frozenset[str] = frozenset(TABS)
+    next_index: int = 0
+    drawn: dict[str, float] = field(default_factory=dict)
+
+    def update(self, tick: Tick, choices: Choices, *, force: bool) -> None:
+        frame, self.next_index = tick.frame(self.next_index)
+        as_table = choices.shows_table(self.name)
+        if isinstance(self.view, Output):
+            self.view.as_table, self.view.sample = as_table, choices.sample
+        if isinstance(self.view, EventLog):
+            self.view.filter = choices.log_filter
+        if self.name == "block_map" and getattr(self.view, "label", choices.label) != choices.label:
+            self.view.label = choices.label
+        self.view.update(frame)
+        if self.head is None or self.twin is None:
+            return
+        if self.twin.css_classes != _classes(as_table):
+            self.view.root.visible, self.twin.css_classes = not as_table, _classes(as_table)
+            force = True
+        if self._due("head", tick.now, HEADS_EVERY, force):
+            _write(self.head, self._head(choices, as_table))
+        if as_table and self._due("twin", tick.now, TABLES_EVERY, force):
+            _write(self.twin, f'<div class="scroll">{table(*self.view.table())}</div>')
+
+    def _due(self, what: str, now: float, every: float, force: bool) -> bool:
+        if not force and now - self.drawn.get(what, -every) < every:
+            return False
+        self.drawn[what] = now
+        return True
+
+    def _head(self, choices: Choices, as_table: bool) -> str:
+        tools = ""
+        if self.name == "block_map":
+            options = "".join(f"<option{' selected' * (k == choices.label)}>{k}</option>" for k in self.view.LABELS)
+            tools = (
+                '<label style="display:flex;gap:6px;align-items:center;font-size:13.5px;color:var(--muted)">Label'
+                f'<select data-label style="width:auto;padding:1px 4px">{options}</select></label>'
+            )
+        return panel_head(self.view.title, self.view.summary(), view=self.name, as_table=as_table, tools=tools)
+
+
+class Screen:
+    """`only` names one view to show alone. `on_message(kind, *values)` gets what the page sends."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        on_message: Callable[..., None],
+        *,
+        only: str = "",
+        twin: str = "",
+        on_select: Callable | None = None,
+    ):
+        self.choices = choices
+        self._on_message = on_message
+        self._on_select = on_select
+        self._theme = self._wanted_theme()
+        self._sheets = {
+            "page": InlineStyleSheet(css=stylesheet.page(self._theme)),
+            "parts": InlineStyleSheet(css=stylesheet.parts(self._theme)),
+            **{name: InlineStyleSheet(css=css) for name, css in stylesheet.grids(self._theme).items()},
+        }
+        self._places: list[tuple[InlineStyleSheet, int, str]] = []
+        self.width = "medium"
+        self.panels: list[Panel] = []
+        self.header = Header(self._theme, self._sheets)
+        self._header_index = 0
+        self.note = self._div()
+        self._tabs: dict[str, Column] = {}
+        self._note_drawn = ("", "")
+        self._tick: Tick | None = None  # while `update` runs
+        self._asked: tuple | None = None
+        self._settled_at = 0.0
+        self._beat_at = 0.0
+        self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open"])
+        self.root = self._page() if not only else self._alone(only)
+        self.document = Document()
+        self.attach(self.document, twin)
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def attach(self, document: Document, twin: str = "") -> None:
+        """Put the page and its script into a document: the notebook's own, or a session's."""
+        if self.document is not document and self.root.document is not None:
+            self.root.document.remove_root(self.root)
+        self.document = document
+        document.add_root(self.root)
+        self.bus.on_change("tags", lambda _attr, _old, new: self._received(new))
+        tabs = dict(self._tabs)
+        args = {"root": self.root, "bus": self.bus, "pulse": self.pulse, "tabs": tabs}
+        document.js_on_event(DocumentReady, CustomJS(args=args, code=script(twin)))
+
+    def _page(self) -> Column:
+        wide, not_wide = frozenset({"wide"}), frozenset({"narrow", "medium"})
+        form = Column(
+            self._div(form_html()), self.note, stylesheets=[self._sheets["panel"], self._place(1)], margin=0, spacing=0
+        )
+        watch = self._grid(
+            "watch",
+            self._column(
+                form,
+                self._panel("requests", self._requests(), order=3, tabs="watch"),
+                self._panel("output", self._output(), order=5, at="narrow", widths=not_wide, tabs="watch"),
+            ),
+            self._column(
+                self._panel("block_map", self._view("block_map"), order=2, tabs="watch"),
+                self._panel("timeline", self._view("timeline"), order=4, tabs="watch"),
+            ),
+            self._column(
+                self._panel("output", self._output(), widths=wide, tabs="watch"),
+                self._panel("event_log", self._log(shown=8, with_filters=False), widths=wide, tabs="watch"),
+                name="column_wide",
+            ),
+        )
+        explain = self._grid(
+            "explain",
+            self._panel("block_tables", self._view("block_tables"), tabs="explain", grid="full_row"),
+            self._column(self._panel("event_log", self._log(), tabs="explain")),
+            self._column(self._panel("output", self._output(), tabs="explain")),
+        )
+        measure = self._grid("measure", self._panel("throughput", self._view("throughput"), tabs="measure", grid="two"))
+        self._tabs = {"watch": watch, "explain": explain, "measure": measure}
+        for name, body in self._tabs.items():
+            body.css_classes = _classes(name == self.choices.tab)
+        return self._outer(self.header.root, *self._tabs.values(), self.header.foot)
+
+    def _alone(self, name: str) -> Column:
+        make = {"requests": self._requests, "output": self._output, "event_log": self._log}
+        view = make[name]() if name in make else self._view(name)
+        return self._outer(self._panel(name, view))
+
+    def _outer(self, *children) -> Column:
+        # The bus and the pulse hang on the root, so that they belong to the document.
+        return Column(
+            *children, stylesheets=[self._sheets["page"]], sizing_mode="stretch_width", margin=0, spacing=0,
+            tags=[self.bus, self.pulse],
+        )  # fmt: skip
+
+    def _view(self, name: str) -> View:
+        return view_class(name)(self._theme, on_select=self._on_select)
+
+    def _requests(self) -> Requests:
+        return Requests(self._theme, texts=self._texts, stylesheets=[self._sheets["parts"]])
+
+    def _output(self) -> Output:
+        return Output(self._theme, texts=self._texts, decode=self._decode, stylesheets=[self._sheets["parts"]])
+
+    def _log(self, **options) -> EventLog:
+        return EventLog(self._theme, stylesheets=[self._sheets["parts"]], **options)
+
+    def _texts(self, request_id: int):
+        return self._tick.output(request_id) if self._tick is not None else None
+
+    def _decode(self, token_id: int) -> str:
+        return self._tick.decode(token_id) if self._tick is not None else str(token_id)
+
+    def _panel(
+        self,
+        name: str,
+        view: View,
+        *,
+        order: int = 0,
+        at: str = "",
+        widths: frozenset[str] = Panel.widths,
+        tabs: str = "",
+        grid: str = "",
+    ) -> Column:
+        styles = [self._sheets["panel"], *([self._sheets[grid]] if grid else []), self._place(order, at)]
+        bare = isinstance(view, Output)
+        head, twin = (None, None) if bare else (self._div(), self._div())
+        if twin is not None:
+            twin.css_classes = _classes(False)
+        children = [view.root] if bare else [head, view.root, twin]
+        root = Column(*children, stylesheets=styles, sizing_mode="stretch_width", margin=0, spacing=0)
+        shown_in = frozenset({tabs}) if tabs else Panel.tabs
+        self.panels.append(Panel(name, view, root, head, twin, widths, shown_in))
+        return root
+
+    def _place(self, order: int, at: str = "") -> InlineStyleSheet:
+        sheet = InlineStyleSheet(css=stylesheet.scaled(stylesheet.place(order, at=at), self._theme.scale))
+        self._places.append((sheet, order, at))
+        return sheet
+
+    def _column(self, *children, name: str = "column") -> Column:
+        return Column(*children, stylesheets=[self._sheets[name]], margin=0, spacing=0)
+
+    def _grid(self, name: str, *children) -> Column:
+        return Column(*children, stylesheets=[self._sheets[name]], sizing_mode="stretch_width", margin=0, spacing=0)
+
+    def _div(self, text: str = "") -> Div:
+        return Div(
+            text=text, stylesheets=[self._sheets["parts"]], sizing_mode="stretch_width", margin=0, disable_math=True
+        )
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _received(self, message: list) -> None:
+        _, kind, *values = message
+        if kind == "width":
+            self.width = values[0]
+        self._on_message(self, kind, *values)
+
+    # -- one tick -----------------------------------------------------------------------------------------------------
+
+    def update(self, tick: Tick, status: Status, *, everything: bool = False) -> bool:
+        """Draw what is new; True when anything was. `everything` draws hidden views as well (for the saved copy)."""
+        theme = self._wanted_theme()
+        asked = (tick.asked, theme, repr(self.choices), status, self.width)
+        if asked != self._asked:
+            self._asked, self._settled_at = asked, tick.now + SETTLE_SECONDS
+        elif tick.now > self._settled_at and not everything:
+            return self._beat(tick, status)
+        self._tick = tick
+        if theme != self._theme:
+            self._restyle(theme)
+        force = everything or tick.snapshot.state != "running"
+        frame, self._header_index = tick.frame(self._header_index)
+        self.header.update(frame)
+        self.header.show(self.choices, status)
+        for panel in self.panels:
+            if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
+                panel.update(tick, self.choices, force=force)
+        for name, body in self._tabs.items():
+            if body.css_classes != _classes(name == self.choices.tab):
+                body.css_classes = _classes(name == self.choices.tab)
+        if self.choices.note != self._note_drawn:
+            self._note_drawn = self.choices.note
+            kind, sentence = self.choices.note
+            self.note.text = f'<p class="note {kind}" role="status">{esc(sentence)}</p>' if sentence else ""
+        self._tick = None
+        self._beat(tick, status, now=True)
+        return True
+
+    def _beat(self, tick: Tick, status: Status, *, now: bool = False) -> bool:
+        """Tell the page that Python lives: with every change, and about once a second without one."""
+        if not now and tick.now - self._beat_at < 1.0:
+            return False
+        self._beat_at = tick.now
+        count = int(self.pulse.tags[0]) + 1
+        self.pulse.tags = [count, self._theme.scale, "closed" if status.closed else "open"]
+        return True
+
+    def _wanted_theme(self) -> Theme:
+        return THEMES["dark" if self.choices.dark else "light"].scaled(ROOM if self.choices.room else 1.0)
+
+    def _restyle(self, theme: Theme) -> None:
+        self._theme = theme
+        fresh = {"page": stylesheet.page(theme), "parts": stylesheet.parts(theme), **stylesheet.grids(theme)}
+        for name, css in fresh.items():
+            self._sheets[name].css = css
+        for sheet, order, at in self._places:
+            sheet.css = stylesheet.scaled(stylesheet.place(order, at=at), theme.scale)
+        self.header.restyle(theme)
+        for panel in self.panels:
+            panel.view.restyle(theme)
+
+    def view(self, name: str) -> View:
+        """The first view of that name on this screen."""
+        return next(panel.view for panel in self.panels if panel.name == name)
+
+
+def _classes(shown: bool) -> list[str]:
+    return [] if shown else ["kv-off"]
+
+
+def _write(div: Div, text: str) -> None:
+    if div.text != text:
+        div.text = text

@@ -1,0 +1,113 @@
+"""A screen as an ipywidget, because widgets repaint from a thread while a cell blocks, and plain Panel objects do not.
+
+One tick of changes is one message to the page. Replies of the page must reach Python while a cell blocks: JupyterLab
+gives widget comms a subshell of their own, and ipykernel would send replies back to the shell that spoke last, the busy
+one, so the widget asks for the subshell that the page chose. BokehJS travels inside the output: no CDN.
+
+A page that opens later than the widget was made (a second view, a reload) starts from the state that the widget had
+when its bundle was made; when such a page says hello, the bundle is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import bokeh
+from bokeh.protocol import Protocol
+from bokeh.resources import Resources
+from jupyter_bokeh.widgets import BokehModel
+
+if TYPE_CHECKING:
+    from .layout import Screen
+
+PATIENCE = 1.5  # seconds a fresh display waits for the page's hello before it starts without
+IN_STEP = 3.0  # a hello this soon after the bundle was made comes from a page that has missed nothing
+
+
+class ScreenWidget(BokehModel):
+    """`flush()` sends what has changed since the last one. All calls but the page's come from the documents' owner."""
+
+    def __init__(self, screen: Screen, lock: threading.RLock):
+        self._changes: list[Any] = []
+        self._lock = lock
+        self._bundled = time.monotonic()
+        self._greeted = False
+        self._num_sent = 0
+        super().__init__(screen.root)
+        if self.comm is not None and hasattr(self.comm, "_reply_subshell_for"):
+            self.comm._reply_subshell_for = lambda data, chosen_by_the_page: chosen_by_the_page
+
+    @property
+    def awake(self) -> bool:
+        """Whether changes reach a page: it has said hello, or has had its time (it may be unable to say so)."""
+        return self._greeted or time.monotonic() - self._bundled > PATIENCE
+
+    def hello(self) -> None:
+        """A page shows this widget now; one that may have missed changes gets the whole state."""
+        if self._num_sent and time.monotonic() - self._bundled > IN_STEP:
+            self._changes.clear()
+            self._num_sent = 0
+            self.render_bundle = self._model_to_traits(self._model)
+            self._bundled = time.monotonic()
+        self._greeted = True
+
+    def flush(self) -> None:
+        if not self._changes:
+            return
+        changes, self._changes = self._changes, []
+        self._num_sent += 1
+        message = Protocol().create("PATCH-DOC", changes)
+        for payload in (message.header_json, message.metadata_json, message.content_json):
+            self.send({"msg": "patch", "payload": payload})
+        for buffer in message.buffers:
+            self.send({"msg": "patch", "payload": json.dumps(buffer.ref)})
+            self.send({"msg": "patch"}, [buffer.to_bytes()])
+
+    def close(self) -> None:
+        with self._lock:
+            super().close()
+
+    # -- called by Bokeh and by the page ------------------------------------------------------------------------------
+
+    def _document_patched(self, event) -> None:
+        if event.setter is not self:
+            self._changes.append(event)
+
+    def _sync_model(self, model, content, buffers) -> None:
+        with self._lock:
+            super()._sync_model(model, content, buffers)
+
+
+@cache
+def bokehjs_html() -> str:
+    """BokehJS as a script that runs only where this version is not loaded yet."""
+    scripts = Resources(mode="inline", components=["bokeh", "bokeh-widgets"], log_level="warn").js_raw
+    code = "\n".join(scripts).replace("</script", "<\\/script")
+    return f"<script>if (window.Bokeh?.version !== '{bokeh.__version__}') {{\n{code}\n}}</script>"
+
+
+def kernel_shell() -> Any:
+    """IPython's shell when it runs in a kernel that a notebook talks to; None in a terminal or plain Python."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return None
+    shell = get_ipython()
+    return shell if shell is not None and getattr(shell, "kernel", None) is not None else None
+
+
+def current_cell() -> str:
+    """The id of the cell that runs now; "" where the front end does not tell it."""
+    shell = kernel_shell()
+    parent = shell.get_parent() if shell is not None else {}
+    return str((parent or {}).get("metadata", {}).get("cellId", ""))
+
+
+def on_colab() -> bool:
+    import sys
+
+    return "google.colab" in sys.modules

@@ -1,0 +1,61 @@
+"""One tick: the newest state of an engine, read once and handed to every view that asks.
+
+The snapshot, the handles and the texts are each read at most once a tick, however many views and screens look; events
+are read once for each place in the log that a view has reached.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kvscope.engine.outputs import RequestOutput
+from kvscope.engine.snapshot import EngineSnapshot
+
+from .theme import OwnerSlots
+from .views.base import Frame, Selection
+
+
+class Tick:
+    """`engine` is whatever has `events`, `snapshot()`, `handles()`, `decode_token()`, `info` and `state`."""
+
+    def __init__(self, engine: Any, selection: Selection | None, slots: OwnerSlots):
+        self._engine, self._selection, self._slots = engine, selection, slots
+        self.now = time.monotonic()
+        self.asked = (engine.events.next_index, engine.state)  # differs exactly when something has happened
+        self._snapshot: EngineSnapshot | None = None
+        self._frames: dict[int, tuple[Frame, int]] = {}
+        self._handles: dict[int, Any] | None = None
+        self._outputs: dict[int, RequestOutput | None] = {}
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        if self._snapshot is None:
+            self._snapshot = self._engine.snapshot()
+        return self._snapshot
+
+    def frame(self, index: int) -> tuple[Frame, int]:
+        """The frame for a view that has read the log up to `index`, and the index to ask with next time."""
+        if index not in self._frames:
+            snapshot = self.snapshot
+            events, next_index, lost = self._engine.events.since(index)
+            # The engine may be a step further by now: what came after the snapshot is left for the next tick.
+            later = next((i for i, event in enumerate(events) if event.step > snapshot.step), len(events))
+            if later < len(events):
+                next_index = events[later].index
+                events = events[:later]
+            frame = Frame(snapshot, events, lost, self._selection, self._engine.info, self.now, self._slots)
+            self._frames[index] = (frame, next_index)
+        return self._frames[index]
+
+    def output(self, request_id: int) -> RequestOutput | None:
+        """What a request has written so far; None for one that is not known any more."""
+        if request_id not in self._outputs:
+            if self._handles is None:
+                self._handles = self._engine.handles()
+            handle = self._handles.get(request_id)
+            self._outputs[request_id] = None if handle is None else handle.partial()
+        return self._outputs[request_id]
+
+    def decode(self, token_id: int) -> str:
+        return self._engine.decode_token(token_id)
