@@ -20,7 +20,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
@@ -29,11 +28,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from .delivery import deliver
 from .events import Cause, EventKind
-from .handle import EngineClosed, RequestHandle, describe, wait
+from .handle import EngineClosed, describe, wait
 from .outputs import StepOutput
 from .record import RequestRecord
-from .request import Request, RequestRefused
+from .registry import RequestRegistry
+from .request import RequestRefused
 from .snapshot import EngineSnapshot
 from .text.sample_text import SampleText
 
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from .sampling.params import SamplingParams
     from .text.detokenizer import Decoder
     from .text.prompts import EncodedPrompt
-
-NUM_FINISHED_KEPT = 256  # requests that are over and still listed
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -60,10 +59,8 @@ class Driver:
         self.paused = False
         self._paused_by = 0  # thread that called pause()
         self._commands: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._live: dict[int, RequestRecord] = {}
-        self._finished: OrderedDict[int, RequestRecord] = OrderedDict()
+        self.registry = RequestRegistry()
+        self._lock = self.registry.lock  # also guards what is taken: ids, the inbox, the queue's order
         self._last_id = 0
         self._inbox = 0  # submitted requests that the core has not seen yet
         self._inbox_tokens = 0
@@ -92,7 +89,7 @@ class Driver:
             self._inbox += 1
             self._inbox_tokens += len(prompt.token_ids)
             if refusal is None:
-                self._live[record.request_id] = record
+                self.registry.live[record.request_id] = record
         if refusal is not None:
             raise refusal
         return record
@@ -100,20 +97,6 @@ class Driver:
     def cancel(self, request_id: int) -> None:
         with contextlib.suppress(EngineClosed):
             self._post(partial(self._cancel, request_id))
-
-    def handle(self, record: RequestRecord, engine: Any) -> RequestHandle:
-        """The one handle of a request; it keeps `engine` open until the request is over."""
-        with record.lock:
-            handle = record.handle()
-            if handle is None:
-                handle = RequestHandle(record, self, None if record.done else engine)
-                record.handle = weakref.ref(handle)
-            return handle
-
-    def records(self) -> list[RequestRecord]:
-        """Live requests and the latest that are over, by id."""
-        with self._lock:
-            return sorted([*self._finished.values(), *self._live.values()], key=lambda r: r.request_id)
 
     def decode(self, token_ids: list[int]) -> str:
         return "" if self._decoder is None else self._decoder.decode(token_ids)
@@ -142,9 +125,9 @@ class Driver:
         return self.call(self._step)
 
     def wait_idle(self, timeout: float | None, hooks: list[Callable[[], None]]) -> bool:
-        if self._live:
+        if self.registry.live:
             self.require_running("wait_idle()")
-        return wait(self._idle, lambda: not self._live, timeout, hooks)
+        return wait(self.registry.idle, lambda: not self.registry.live, timeout, hooks)
 
     def snapshot(self) -> EngineSnapshot:
         with contextlib.suppress(EngineClosed):
@@ -161,10 +144,6 @@ class Driver:
         with contextlib.suppress(EngineClosed):
             return self.call(lambda core: core.metrics_text())
         return self._last_metrics_text
-
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
 
     @property
     def state(self) -> str:
@@ -222,7 +201,8 @@ class Driver:
 
     def _add(self, record: RequestRecord) -> None:
         core = self._core
-        assert core is not None
+        if core is None:  # closed meanwhile: the record was ended with the others
+            return
         try:
             request_id = core.add_request(
                 record.prompt.token_ids, record.params, arrival=record.metrics.arrival, label=record.prompt.label
@@ -231,80 +211,22 @@ class Driver:
             with record.lock:
                 record.metrics = core.get(request_id).metrics
         except RequestRefused as refusal:  # told to the caller by submit(); the event and the counter are the core's
-            self._end(record, "failed", refusal)
+            self.registry.end(record, "failed", refusal)
         finally:
             with self._lock:
                 self._inbox -= 1
                 self._inbox_tokens -= len(record.prompt.token_ids)
 
     def _cancel(self, request_id: int) -> None:
-        record = self._live.get(request_id)
+        record = self.registry.live.get(request_id)
         if record is not None and self._core is not None:
             self._core.cancel(request_id)
-            self._end(record, "cancelled")
+            self.registry.end(record, "cancelled")
 
     def _step(self, core: EngineCore) -> StepOutput:
         output = core.step()
-        for request_id in output.preempted:
-            self._set_status(request_id, "preempted")
-        for request_id in output.scheduled:
-            self._set_status(request_id, "running")
-        for request_id in {**output.new_tokens, **dict.fromkeys(output.finished)}:
-            record = self._live.get(request_id)
-            if record is None:
-                continue
-            request = core.get(request_id)
-            try:
-                self._publish(core, request, record, output.new_tokens.get(request_id, []))
-            except Exception as fault:
-                core.cancel(request_id)
-                self._end(record, "failed", fault)
+        deliver(core, self.registry, output)
         return output
-
-    def _publish(
-        self, core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]
-    ) -> None:
-        """Turn a step's tokens of one request into text, decide stop strings, and close what has ended."""
-        with record.lock:
-            record.num_cached_tokens = request.num_cached_tokens
-            for child, token_id in tokens:
-                sample, seq = record.samples[child], request.children[child]
-                if sample.finish_reason is not None:
-                    continue
-                count = len(sample.token_ids)
-                logprobs = None if seq.logprobs is None else seq.logprobs[count]
-                ended = seq.status.is_over and count + 1 == seq.num_output_tokens
-                by_token = ended and seq.finish_cause in (Cause.EOS, Cause.STOP_TOKEN)
-                show = not by_token or record.params.include_stop_str_in_output
-                stop = sample.push(token_id, logprobs, show=show)
-                if stop is not None:
-                    core.finish(request.id, child, count + 1, Cause.STOP_STRING, stop)
-                    sample.finish("stop", stop)
-                elif ended:
-                    sample.finish(seq.finish_reason or "stop", seq.stop_reason)
-            if tokens:
-                record.publish()
-        if request.finished:
-            self._end(record, request.status.value, request.error)
-
-    def _set_status(self, request_id: int, status: str) -> None:
-        record = self._live.get(request_id)
-        if record is not None:
-            record.status = status
-
-    def _end(self, record: RequestRecord, status: str, error: BaseException | None = None) -> None:
-        with record.lock:
-            record.finish(status, error)
-            handle = record.handle()
-        with self._lock:
-            if self._live.pop(record.request_id, None) is not None:
-                self._finished[record.request_id] = record
-                while len(self._finished) > NUM_FINISHED_KEPT:
-                    self._finished.popitem(last=False)
-            if not self._live:
-                self._idle.notify_all()
-        if handle is not None:
-            handle._engine = None
 
     def _set_paused(self, core: EngineCore, paused: bool) -> None:
         if paused != self.paused:
@@ -319,7 +241,7 @@ class Driver:
         """Nothing new is taken; live requests end and whoever waits for them is told why."""
         with self._lock:
             self._closing = True
-            live = list(self._live.values())
+            live = list(self.registry.live.values())
         if fault is not None:
             self._why_closed = (
                 f"this engine stopped because of a fault, {describe(fault)}; make a new one with Engine(...)"
@@ -328,9 +250,9 @@ class Driver:
             if fault is None:
                 core.cancel(record.request_id, Cause.CLOSED)
                 sentence = f"the engine was closed before request {record.request_id} was finished"
-                self._end(record, "cancelled", EngineClosed(sentence))
+                self.registry.end(record, "cancelled", EngineClosed(sentence))
             else:
-                self._end(record, "failed", fault)
+                self.registry.end(record, "failed", fault)
         self._last_snapshot = self._snapshot(core)
         self._last_metrics, self._last_metrics_text = core.metrics(), core.metrics_text()
         core.runner.storage.close()

@@ -19,6 +19,7 @@ from .events import EventLog
 from .handle import RequestHandle
 from .info import EngineInfo
 from .outputs import RequestOutput, StepOutput
+from .record import RequestRecord
 from .sampling.params import SamplingParams
 from .snapshot import EngineSnapshot
 from .text.chat import Messages
@@ -129,7 +130,7 @@ class Engine:
 
     def handles(self) -> dict[int, RequestHandle]:
         """Handles of live requests and of the last 256 that ended, by request id."""
-        return {record.request_id: self._driver.handle(record, self) for record in self._driver.records()}
+        return {record.request_id: self._handle(record) for record in self._driver.registry.records()}
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,9 @@ class Engine:
         """
         self._driver.require_open()
         if not self._driver.wait_idle(timeout, self.while_waiting):
-            raise TimeoutError(f"{self._driver.num_live} requests are not finished after {timeout} s; they go on")
+            raise TimeoutError(
+                f"{len(self._driver.registry.live)} requests are not finished after {timeout} s; they go on"
+            )
         self._driver.require_open()
         return True
 
@@ -207,7 +210,10 @@ class Engine:
     # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestHandle:
-        return self._driver.handle(self._driver.submit(prompt, params), self)
+        return self._handle(self._driver.submit(prompt, params))
+
+    def _handle(self, record: RequestRecord) -> RequestHandle:
+        return self._driver.registry.handle(record, self._driver, self)
 
     def _check_text_options(self, params: SamplingParams) -> None:
         if params.stop and self._decoder is None:

@@ -63,12 +63,11 @@ class SampleRecord:
         return stop
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
-        """The sample has ended; what was held back of its text comes out unless a stop string ended it."""
-        if self.text is not None and not isinstance(stop_reason, str) and (rest := self.text.finish()):
+        """The sample has ended; what was held back of its text comes out, unless a stop string or a fault ended it."""
+        text, self.text = self.text, None
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        if text is not None and reason != "error" and not isinstance(stop_reason, str) and (rest := text.finish()):
             self.pieces.append(rest)
-        self.text = None
-        self.finish_reason = reason
-        self.stop_reason = stop_reason
 
     def output(self) -> CompletionOutput:
         return CompletionOutput(
@@ -124,7 +123,8 @@ class RequestRecord:
             return
         for sample in self.samples:
             if sample.finish_reason is None:
-                sample.finish("error" if status == "failed" else "cancelled", None)
+                with contextlib.suppress(Exception):  # text that cannot be made must not keep a request from ending
+                    sample.finish("error" if status == "failed" else "cancelled", None)
         self.status, self.error, self.done = status, error, True
         self.publish()
         self.ended.notify_all()

@@ -1,0 +1,58 @@
+"""From a step's token ids to what users see: text, stop strings, ends. Runs in the driver thread, between two steps.
+
+A stop string needs text, which the core does not have: it is decided here, before the next schedule, and the core is told
+at which token the sample ended. Text, token ids, log-probabilities and usage are cut at that same token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .events import Cause
+from .outputs import StepOutput
+from .record import RequestRecord
+from .registry import RequestRegistry
+from .request import Request
+
+if TYPE_CHECKING:
+    from .core import EngineCore
+
+
+def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> None:
+    """Carry one step's results to the records of its requests. A fault in making text ends that request alone."""
+    for request_id in output.preempted:
+        if record := registry.live.get(request_id):
+            record.status = "preempted"
+    for request_id in output.scheduled:
+        if record := registry.live.get(request_id):
+            request, tokens = core.get(request_id), output.new_tokens.get(request_id, [])
+            record.status = "running"
+            record.num_cached_tokens = request.num_cached_tokens
+            try:
+                if tokens:
+                    _publish(core, request, record, tokens)
+                if request.finished:
+                    registry.end(record, request.status.value, request.error)
+            except Exception as fault:
+                core.cancel(request_id)
+                registry.end(record, "failed", fault)
+
+
+def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]) -> None:
+    with record.lock:
+        for child, token_id in tokens:
+            sample, seq = record.samples[child], request.children[child]
+            if sample.finish_reason is not None:  # tokens behind a stop string of the same step
+                continue
+            count = len(sample.token_ids) + 1
+            logprobs = None if seq.logprobs is None else seq.logprobs[count - 1]
+            is_last = seq.status.is_over and count == seq.num_output_tokens
+            ended_by_id = is_last and seq.finish_cause in (Cause.EOS, Cause.STOP_TOKEN)
+            show = record.params.include_stop_str_in_output or not ended_by_id
+            stop = sample.push(token_id, logprobs, show=show)
+            if stop is not None:
+                core.finish(request.id, child, count, Cause.STOP_STRING, stop)
+                sample.finish("stop", stop)
+            elif is_last:
+                sample.finish(seq.finish_reason or "stop", seq.stop_reason)
+        record.publish()
