@@ -188,7 +188,7 @@ def _folder(folder: Path, progress: bool) -> ModelFiles:
 
 def _gguf(path: Path, progress: bool, where: str = "") -> ModelFiles:
     """A user's .gguf file, converted into the cache once and again when the file has changed."""
-    path = path.resolve()
+    path = Path(os.path.abspath(path))  # not resolve(): in the hub's cache a file is a link to a nameless one
     key = f"gguf-{path.stem[:60]}-{sha256(str(path).encode()).hexdigest()[:12]}"
     stat = path.stat()
     with locked(models_folder() / f"{key}.lock", path.name):

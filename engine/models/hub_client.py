@@ -35,7 +35,7 @@ def download_snapshot(repo: str, *, endpoint: str, progress: bool, only: str | N
     if is_offline():
         return _local(repo, only, "HF_HUB_OFFLINE is set")
     try:
-        commit, files = _describe(repo, endpoint)
+        files = _describe(repo, endpoint)
     except HubUnavailable as error:
         return _local(repo, only, str(error))
     wanted = [only] if only is not None else _wanted(repo, files)
@@ -45,22 +45,23 @@ def download_snapshot(repo: str, *, endpoint: str, progress: bool, only: str | N
 
     with _quiet(progress):
         try:
-            folder = snapshot_download(repo, revision=commit, allow_patterns=wanted, endpoint=endpoint)
+            folder = snapshot_download(repo, allow_patterns=wanted, endpoint=endpoint)  # by branch: offline finds it so
         except Exception as error:
             raise HubUnavailable(f"{repo} could not be downloaded from {endpoint}: {_first_line(error)}") from error
     missing = [name for name in wanted if not (Path(folder) / name).exists()]
     if missing:
         raise HubUnavailable(f"{repo} from {endpoint} lacks {missing[0]} after its download.")
-    return Path(folder), commit
+    return Path(folder), Path(folder).name
 
 
 def is_offline() -> bool:
-    """HF_HUB_OFFLINE, read now and as the hub's own library reads it."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    """HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE), read now and as the hub's own library reads it."""
+    asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return asked.upper() in ("1", "ON", "YES", "TRUE")
 
 
-def _describe(repo: str, endpoint: str) -> tuple[str, list[str]]:
-    """(commit, file names) of the model, within ANSWER_SECONDS of the wall clock.
+def _describe(repo: str, endpoint: str) -> list[str]:
+    """File names of the model, within ANSWER_SECONDS of the wall clock.
 
     In a thread, because a timeout of a socket covers each wait alone: a slow name server or a trickle of bytes would
     go on for minutes.
@@ -86,7 +87,7 @@ def _describe(repo: str, endpoint: str) -> tuple[str, list[str]]:
     commit, files = answer[0]
     if not commit or not files:
         raise HubUnavailable(f"{endpoint} answered, but not with a description of {repo}.")
-    return commit, files
+    return files
 
 
 def _wanted(repo: str, files: list[str]) -> list[str]:
@@ -111,19 +112,16 @@ def _wanted(repo: str, files: list[str]) -> list[str]:
 
 def _local(repo: str, only: str | None, why: str) -> tuple[Path, str]:
     """The model as the hub's local cache holds it, complete, or HubUnavailable with `why` and this."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        folder = Path(snapshot_download(repo, local_files_only=True))
-    except Exception as error:
-        raise HubUnavailable(f"{why}, and the hub's local cache does not hold {repo}.") from error
+    # by a file, because the library calls a snapshot whole only when it holds what we never fetch
+    found = try_to_load_from_cache(repo, only or "config.json")
+    if not isinstance(found, str):
+        raise HubUnavailable(f"{why.rstrip('.')}, and the hub's local cache does not hold {repo}.")
+    folder = Path(found).parent
     names = [path.name for path in folder.iterdir()]
-    if only is not None:
-        complete = only in names
-    else:
-        complete = "config.json" in names and _weights_complete(folder, names)
-    if not complete:
-        raise HubUnavailable(f"{why}, and the hub's local cache holds only a part of {repo}.")
+    if only is None and not _weights_complete(folder, names):
+        raise HubUnavailable(f"{why.rstrip('.')}, and the hub's local cache holds only a part of {repo}.")
     return folder, folder.name
 
 
