@@ -205,7 +205,8 @@ class Rows:
 
     def set(self, column: str, codes: np.ndarray, encode: Sequence | Callable | None = None) -> None:
         old = self._codes.get(column)
-        rows = np.arange(len(codes)) if old is None else np.flatnonzero(codes != old)
+        new_rows = old is None or len(old) != len(codes)
+        rows = np.arange(len(codes)) if new_rows else np.flatnonzero(codes != old)
         if not len(rows):
             return
         new = codes[rows]
@@ -217,6 +218,10 @@ class Rows:
             values = [encode[code] for code in new.tolist()]
         self._codes[column] = codes.copy()
         self._patch[column] = self._pack(rows, values)
+
+    def know(self, column: str, codes: np.ndarray) -> None:
+        """Take `codes` as already sent, because the whole source was just replaced."""
+        self._codes[column] = codes.copy()
 
     def _pack(self, rows: np.ndarray, values: list) -> list[tuple[int | slice, Any]]:
         edges = np.flatnonzero(np.diff(rows) > 1) + 1

@@ -152,9 +152,14 @@ class CellGrid:
 
     def draw_over(self) -> None:
         """Labels and the selection ring: above what the caller drew on the faces (copy arrows)."""
+        radius = 7 if self.labelled else 2
         ring = {**square(self.gap, 1 - self.gap), "source": self.chosen}
-        self.ring_halo = self.fig.quad(**ring, fill_color=None, line_width=5.5, border_radius=7)
-        self.ring = self.fig.quad(**ring, fill_color=None, line_width=3.2, border_radius=7)
+        self.ring_halo = self.fig.quad(
+            **ring, fill_color=None, line_width=5.5 if self.labelled else 3, border_radius=radius
+        )
+        self.ring = self.fig.quad(
+            **ring, fill_color=None, line_width=3.2 if self.labelled else 1.8, border_radius=radius
+        )
         if self.labelled:
             self.texts = self.fig.text(
                 at("x", 0.5), at("y", 0.5), text="label", source=self.cells, text_color=self._ink, text_alpha=self._alpha,

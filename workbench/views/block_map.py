@@ -50,7 +50,7 @@ class BlockMap(View):
         labelled, cells = num_blocks <= LABELLED_UPTO, num_blocks <= CELLS_UPTO
         columns = 16 if labelled else 64 if cells else IMAGE_COLUMNS
         num_rows = -(-num_blocks // columns)
-        gutter, margin = columns * 0.058, columns * 0.008
+        gutter, margin = columns * (0.058 if labelled else 0.075), columns * 0.008
         width, height = columns + gutter + margin, num_rows + 2 * margin
         self.figure = fig = plain_figure(
             self.theme, x_range=Range1d(-gutter, columns + margin), y_range=Range1d(num_rows + margin, -margin),
@@ -75,7 +75,7 @@ class BlockMap(View):
         self.root.children = [self._legend, fig]
 
     def _row_labels(self, fig: figure, columns: int, num_rows: int, gutter: float) -> None:
-        every = max(1, -(-num_rows // 16)) if columns > 16 else 1
+        every = {16: 1, 64: 2}.get(columns, max(1, num_rows // 4))
         rows = range(0, num_rows, every)
         source = empty_source("x", "y", "text")
         source.data = {
@@ -166,7 +166,9 @@ class BlockMap(View):
 
     def _paint_legend(self) -> None:
         """The glyphs are sent once; the live counts are CSS variables, so that a tick sends five numbers."""
-        self._legend.text = legend_html(self.theme)
+        large = self._num_blocks > LABELLED_UPTO
+        hue = self.theme.active if large else OWNER_HUES[0]
+        self._legend.text = legend_html(self.theme, hue, with_marks=self._marks is not None)
         self._legend.styles = self._legend_counts()
 
     def _legend_counts(self) -> dict[str, str]:
@@ -217,7 +219,7 @@ def count_states(frame: Frame) -> dict[str, int]:
     }  # fmt: skip
 
 
-def legend_html(theme: Theme) -> str:
+def legend_html(theme: Theme, hue: str, *, with_marks: bool) -> str:
     """Two lines: the states with their live counts, and the marks of a step."""
     glyphs = (
         ("empty", "empty", {"state": 0}),
@@ -234,11 +236,15 @@ def legend_html(theme: Theme) -> str:
         )
 
     states = "".join(
-        f'<span>{icon(24, glyph.block_svg(theme, **options))}{words}<b class="{name}"></b></span>'
+        f'<span>{icon(24, glyph.block_svg(theme, hue=hue, **options))}{words}<b class="{name}"></b></span>'
         for name, words, options in glyphs
     )
-    marks = "".join(
-        f"<span>{icon(20, glyph.mark_svg(theme, mark))}{glyph.MARK_WORDS[mark]}</span>" for mark in glyph.MARKS[:3]
+    marks = (
+        ""
+        if not with_marks
+        else "".join(
+            f"<span>{icon(20, glyph.mark_svg(theme, mark))}{glyph.MARK_WORDS[mark]}</span>" for mark in glyph.MARKS[:3]
+        )
     )
     counts = "".join(f".{name}::before{{content:var(--{name},'0')}}" for name, _, _ in glyphs)
     return (
@@ -246,5 +252,5 @@ def legend_html(theme: Theme) -> str:
         f"font:{theme.font(14)}/1.45 {FONT};color:{theme.ink}}}.kv-legend span{{display:inline-flex;gap:6px;"
         f"align-items:center;white-space:nowrap}}.kv-legend .lead{{color:{theme.muted}}}{counts}</style>"
         f'<div aria-hidden="true"><div class="kv-legend">{states}</div>'
-        f'<div class="kv-legend"><span class="lead">In this step:</span>{marks}</div></div>'
+        + (f'<div class="kv-legend"><span class="lead">In this step:</span>{marks}</div></div>' if marks else "</div>")
     )

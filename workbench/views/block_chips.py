@@ -1,0 +1,210 @@
+"""Chips of the block tables: one a logical block, tall where neighbouring rows share the block.
+
+A chip is known by its block, its place and which of its runs it is, and keeps its row in the source for as long as it
+lives; so a step sends the chips that changed. Rows of the source that no chip uses have no place and are not drawn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from bokeh.core.property.vectorization import value
+from bokeh.models import ColumnDataSource
+from bokeh.plotting import figure
+
+from ..theme import OWNER_HUES, Theme
+from . import glyph
+from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_if_changed
+from .block_cells import dim_levels
+
+SIDE = 0.94  # of a chip in its column
+_TOP, _BOTTOM = 0.08, -0.09
+_SLOTS = 64  # the source grows by so many rows
+_TALL = 1 << 40  # marks the label code of a tall chip
+
+
+class ChipGrid:
+    """Draws a grid of block ids [rows, columns] into `fig`, −1 where a row has no block."""
+
+    def __init__(self, fig: figure, theme: Theme):
+        self.fig, self.theme = fig, theme
+        self._slot: dict[tuple, int] = {}
+        self._free: list[int] = []
+        self.chips = ColumnDataSource({})
+        self.strips = empty_source("x0", "x1", "y", "hue", "dim")
+        self.chosen = empty_source("x", "y", "y1")
+        self._rows = Rows(self.chips)
+        self._make_room(_SLOTS)
+        self._draw()
+
+    @property
+    def sources(self) -> dict[str, ColumnDataSource]:
+        return {"chips": self.chips, "strips": self.strips, "chosen": self.chosen}
+
+    def _make_room(self, slots: int) -> None:
+        nan = float("nan")
+        self.chips.data = {
+            "x": [nan] * slots, "y": [0] * slots, "y1": [1] * slots, "middle": [0.5] * slots, "face": [0] * slots, "bar": [0] * slots,
+            "dim": [0] * slots, "label": [""] * slots, "unwritten": [nan] * slots,
+        }  # fmt: skip
+        self._rows.forget()
+        self._slot, self._free = {}, list(range(slots))
+
+    def _draw(self) -> None:
+        theme, fig = self.theme, self.fig
+        self._face = by_code("face", glyph.face_palette(theme))
+        self._outline = by_code("face", glyph.outline_palette(theme))
+        self._ink = by_code("face", glyph.label_palette(theme))
+        self._alphas = [by_code("dim", dim_levels(theme)) for _ in range(2)]
+        self._bar = by_code("bar", (0.0, 1.0, theme.dim_alpha))
+        alpha = self._alphas[0]
+        chip = {"left": "x", "right": at("x", SIDE), "top": at("y", _TOP), "bottom": at("y1", _BOTTOM)}
+        box = {**chip, "source": self.chips}
+        fig.quad(**box, fill_color=self._face, fill_alpha=alpha, line_color=None, border_radius=4)
+        self._feet = fig.quad(
+            left="unwritten", right=at("x", SIDE), top=at("y1", _BOTTOM - 0.25), bottom=at("y1", _BOTTOM),
+            source=self.chips, fill_alpha=alpha, line_color=None,
+        )  # fmt: skip
+        self._dots = [
+            fig.segment(
+                "unwritten", at("y1", y), at("x", SIDE), at("y1", y), source=self.chips, line_alpha=alpha,
+                line_cap="round", line_dash=value([0, 5]), line_dash_offset=offset, line_width=2,
+            )
+            for y, offset in ((_BOTTOM - 0.17, 4), (_BOTTOM - 0.07, 1))
+        ]  # fmt: skip
+        fig.quad(**box, fill_color=None, line_color=self._outline, line_alpha=alpha, border_radius=4)
+        fig.quad(
+            left="x0", right="x1", top=at("y", 0.11), bottom=at("y", 0.23), source=self.strips, line_color=None,
+            fill_color=by_code("hue", OWNER_HUES), fill_alpha=self._alphas[1],
+        )  # fmt: skip
+        bar = {"x0": at("x", 0.1), "x1": at("x", 0.1), "y0": at("y", 0.2), "y1": at("y1", -0.4)}
+        fig.segment(**bar, source=self.chips, line_color=glyph.ON_OWNER, line_alpha=self._bar, line_width=2.4)
+        ring = {"left": at("x", -0.02), "right": at("x", SIDE + 0.02), "top": at("y", 0.04), "bottom": at("y1", -0.05)}
+        self._ring = fig.quad(**ring, source=self.chosen, fill_color=None, line_width=3.2, border_radius=5)
+        self._ids = fig.text(
+            at("x", SIDE / 2), "middle", text="label", source=self.chips, text_color=self._ink, text_alpha=alpha,
+            text_font=font(), text_font_style="bold", text_align="center", text_baseline="middle", text_line_height=1.25,
+            x_offset=by_code("bar", (0, 2, 2)),
+        )  # fmt: skip
+
+    def paint(self, theme: Theme) -> None:
+        self.theme = theme
+        relook(self._face, glyph.face_palette(theme))
+        relook(self._outline, glyph.outline_palette(theme))
+        relook(self._ink, glyph.label_palette(theme))
+        for alpha in self._alphas:
+            relook(alpha, dim_levels(theme))
+        relook(self._bar, (0.0, 1.0, theme.dim_alpha))
+        self._feet.glyph.fill_color = theme.panel
+        for dots in self._dots:
+            dots.glyph.line_color = theme.waste
+        self._ring.glyph.line_color = theme.accent
+        self._rows.forget()
+
+    def show_ids(self, shown: bool, size: float) -> None:
+        """Whether chips are wide enough for their ids, and how large those are, px."""
+        self._ids.visible = shown
+        self._ids.glyph.text_font_size = self.theme.font(size)
+
+    def update(self, frame: Frame, grid: np.ndarray) -> None:
+        snapshot = frame.snapshot
+        row, column, height = vertical_runs(grid)
+        block = grid[row, column]
+        slots = self._slots_of(block, column)
+        size = len(self.chips.data["x"])
+        order = np.argsort(slots)
+        slots, row, column, height, block = slots[order], row[order], column[order], height[order], block[order]
+
+        def spread(values: np.ndarray, empty: int = 0) -> np.ndarray:
+            out = np.full(size, empty, np.int64)
+            out[slots] = values
+            return out
+
+        lit = frame.lit_blocks
+        dim = np.zeros(len(block), np.int64) if lit is None else (~lit[block]).astype(np.int64)
+        bar = glyph.barred(frame)[block] & (snapshot.ref_count[block] == 1)
+        filled = snapshot.filled[block]
+        partly = (filled > 0) & (filled < snapshot.block_size)
+        rows, ref = self._rows, snapshot.ref_count
+        rows.set("x", spread(column, -1), lambda _, codes: [float("nan") if c < 0 else c for c in codes.tolist()])
+        rows.set("y", spread(row))
+        rows.set("y1", spread(row + height))
+        rows.set(
+            "middle", spread(100 * row + np.where(height > 1, 50 * height, 43)), lambda _, codes: (codes / 100).tolist()
+        )
+        rows.set("face", spread(glyph.face_codes(frame, by_state=False)[block]))
+        rows.set("bar", spread(bar * (1 + dim)))
+        rows.set("dim", spread(dim))
+        text = spread(np.where(height > 1, block * 4096 + ref[block], block), -1)
+        rows.set("label", np.where(text < 0, -1, text + spread(height > 1) * _TALL), _chip_labels)
+        edge = spread(np.where(partly, column * 4096 + filled, -1), -1)
+        rows.set("unwritten", edge, _edges(snapshot.block_size))
+        rows.flush()
+        self._draw_strips(frame, row, column, block, dim)
+        chosen = np.isin(block, frame.selected_blocks)
+        columns = {"x": column[chosen], "y": row[chosen], "y1": (row + height)[chosen]}
+        replace_if_changed(self.chosen, columns)
+
+    def _slots_of(self, block: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """A row of the source for each chip; a chip that was drawn before keeps its row."""
+        if len(block) > len(self.chips.data["x"]):
+            self._make_room(-(-len(block) // _SLOTS) * _SLOTS)
+        keys: list[tuple] = []
+        seen: dict[tuple, int] = {}
+        for key in zip(block.tolist(), column.tolist(), strict=True):
+            again = seen[key] = seen.get(key, -1) + 1
+            keys.append((*key, again))
+        known = self._slot
+        for gone in known.keys() - set(keys):
+            self._free.append(known.pop(gone))
+        for key in keys:
+            if key not in known:
+                known[key] = self._free.pop()
+        return np.fromiter((known[key] for key in keys), np.int64, len(keys))
+
+    def _draw_strips(self, frame: Frame, row, column, block, dim) -> None:
+        x0, x1, y, hue, dims = [], [], [], [], []
+        for i in np.flatnonzero(frame.snapshot.ref_count[block] > 1).tolist():
+            slots = frame.owner_slots[frame.readers(block[i])] % len(OWNER_HUES)
+            hues = list(dict.fromkeys(slots.tolist()))[:8]
+            width = (SIDE - 0.16) / max(1, len(hues))
+            x0.extend(column[i] + 0.08 + k * width for k in range(len(hues)))
+            x1.extend(column[i] + 0.06 + (k + 1) * width for k in range(len(hues)))
+            y.extend([row[i]] * len(hues))
+            hue.extend(hues)
+            dims.extend([dim[i]] * len(hues))
+        replace_if_changed(self.strips, {
+            "x0": np.array(x0, np.float32), "x1": np.array(x1, np.float32), "y": np.array(y, np.uint8),
+            "hue": np.array(hue, np.uint8), "dim": np.array(dims, np.uint8),
+        })  # fmt: skip
+
+
+def vertical_runs(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs of equal values down each column of `grid` [rows, columns], negative ones left out: (row, column, height)."""
+    if not grid.size:
+        return (np.zeros(0, np.int64),) * 3
+    flat = grid.T.ravel()
+    starts = np.ones(len(flat), bool)
+    starts[1:] = flat[1:] != flat[:-1]
+    starts[:: grid.shape[0]] = True
+    at_start = np.flatnonzero(starts)
+    height = np.diff(np.append(at_start, len(flat)))
+    keep = flat[at_start] >= 0
+    column, row = np.divmod(at_start[keep], grid.shape[0])
+    return row, column, height[keep]
+
+
+def _chip_labels(_: np.ndarray, codes: np.ndarray) -> list[str]:
+    """The physical id, and the reference count below it where a chip is tall."""
+    words = []
+    for code in codes.tolist():
+        tall, rest = divmod(code, _TALL)
+        words.append("" if code < 0 else f"{rest // 4096}\n×{rest % 4096}" if tall else str(rest))
+    return words
+
+
+def _edges(block_size: int):
+    def encode(_: np.ndarray, codes: np.ndarray) -> list[float]:
+        column, filled = np.divmod(codes, 4096)
+        return np.where(codes < 0, np.nan, column + SIDE * filled / block_size).round(3).tolist()
+
+    return encode
