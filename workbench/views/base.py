@@ -202,6 +202,7 @@ class Rows:
         self.source = source
         self._codes: dict[str, np.ndarray] = {}
         self._patch: dict[str, list[tuple[int | slice, Any]]] = {}
+        self._fresh: dict[str, list] | None = None
 
     def set(self, column: str, codes: np.ndarray, encode: Sequence | Callable | None = None) -> None:
         old = self._codes.get(column)
@@ -234,9 +235,20 @@ class Rows:
                 packed.extend(zip(range(first, first + stop - start), values[start:stop], strict=True))
         return packed
 
+    def start(self, data: dict[str, list]) -> None:
+        """Begin with other rows: the next `flush` sends all of `data`, changed by what was set since, at once."""
+        self._fresh = data
+        self._codes.clear()
+
     def flush(self) -> None:
-        if self._patch:
-            patch, self._patch = self._patch, {}
+        patch, self._patch = self._patch, {}
+        if self._fresh is not None:
+            data, self._fresh = self._fresh, None
+            for column, changes in patch.items():
+                for place, values in changes:
+                    data[column][place] = values
+            self.source.data = data
+        elif patch:
             self.source.patch(patch)
 
     def forget(self, columns: Sequence[str] | None = None) -> None:

@@ -33,7 +33,9 @@ class ChipGrid:
         self.strips = empty_source("x0", "x1", "y", "hue", "dim")
         self.chosen = empty_source("x", "y", "y1")
         self._rows = Rows(self.chips)
+        self._same: tuple | None = None
         self._make_room(_SLOTS)
+        self._rows.flush()
         self._draw()
 
     @property
@@ -42,11 +44,11 @@ class ChipGrid:
 
     def _make_room(self, slots: int) -> None:
         nan = float("nan")
-        self.chips.data = {
+        self._size = slots
+        self._rows.start({
             "x": [nan] * slots, "y": [0] * slots, "y1": [1] * slots, "middle": [0.5] * slots, "face": [0] * slots, "bar": [0] * slots,
             "dim": [0] * slots, "label": [""] * slots, "unwritten": [nan] * slots,
-        }  # fmt: skip
-        self._rows.forget()
+        })  # fmt: skip
         self._slot, self._free = {}, list(range(slots))
 
     def _draw(self) -> None:
@@ -99,6 +101,7 @@ class ChipGrid:
             dots.glyph.line_color = theme.waste
         self._ring.glyph.line_color = theme.accent
         self._rows.forget()
+        self._same = None
 
     def show_ids(self, shown: bool, size: float) -> None:
         """Whether chips are wide enough for their ids, and how large those are, px."""
@@ -107,46 +110,56 @@ class ChipGrid:
 
     def update(self, frame: Frame, grid: np.ndarray) -> None:
         snapshot = frame.snapshot
+        shared = np.flatnonzero(snapshot.ref_count > 1)
+        same = (
+            grid.shape,
+            grid.tobytes(),
+            frame.reader_codes[shared].tobytes(),
+            frame.owner_slots.tobytes(),
+            frame.selection,
+        )
+        if same != self._same:
+            self._same = same
+            self._lay_out(frame, grid)
+        slots, column, block = self._placed
+        filled = snapshot.filled[block]
+        partly = (filled > 0) & (filled < snapshot.block_size)
+        edge = np.full(self._size, -1, np.int64)
+        edge[slots] = np.where(partly, column * 4096 + filled, -1)
+        self._rows.set("unwritten", edge, _edges(snapshot.block_size))
+        self._rows.flush()
+
+    def _lay_out(self, frame: Frame, grid: np.ndarray) -> None:
+        """Everything but the feet: where chips are, what they say, and who owns them."""
+        ref = frame.snapshot.ref_count
         row, column, height = vertical_runs(grid)
         block = grid[row, column]
         slots = self._slots_of(block, column)
-        size = len(self.chips.data["x"])
-        order = np.argsort(slots)
-        slots, row, column, height, block = slots[order], row[order], column[order], height[order], block[order]
-
-        def spread(values: np.ndarray, empty: int = 0) -> np.ndarray:
-            out = np.full(size, empty, np.int64)
-            out[slots] = values
-            return out
-
+        self._placed = slots, column, block
         lit = frame.lit_blocks
         dim = np.zeros(len(block), np.int64) if lit is None else (~lit[block]).astype(np.int64)
-        bar = glyph.barred(frame)[block] & (snapshot.ref_count[block] == 1)
-        filled = snapshot.filled[block]
-        partly = (filled > 0) & (filled < snapshot.block_size)
-        rows, ref = self._rows, snapshot.ref_count
-        rows.set("x", spread(column, -1), lambda _, codes: [float("nan") if c < 0 else c for c in codes.tolist()])
-        rows.set("y", spread(row))
-        rows.set("y1", spread(row + height))
-        rows.set(
-            "middle", spread(100 * row + np.where(height > 1, 50 * height, 43)), lambda _, codes: (codes / 100).tolist()
-        )
-        rows.set("face", spread(glyph.face_codes(frame, by_state=False)[block]))
-        rows.set("bar", spread(bar * (1 + dim)))
-        rows.set("dim", spread(dim))
-        text = spread(np.where(height > 1, block * 4096 + ref[block], block), -1)
-        rows.set("label", np.where(text < 0, -1, text + spread(height > 1) * _TALL), _chip_labels)
-        edge = spread(np.where(partly, column * 4096 + filled, -1), -1)
-        rows.set("unwritten", edge, _edges(snapshot.block_size))
-        rows.flush()
+        tall = height > 1
+        columns: dict[str, tuple[np.ndarray, int, object]] = {
+            "x": (column, -1, lambda _, codes: [float("nan") if c < 0 else c for c in codes.tolist()]),
+            "y": (row, 0, None),
+            "y1": (row + height, 0, None),
+            "middle": (100 * row + np.where(tall, 50 * height, 43), 0, lambda _, codes: (codes / 100).tolist()),
+            "face": (glyph.face_codes(frame, by_state=False)[block], 0, None),
+            "bar": ((glyph.barred(frame)[block] & (ref[block] == 1)) * (1 + dim), 0, None),
+            "dim": (dim, 0, None),
+            "label": (np.where(tall, _TALL + block * 4096 + ref[block], block), -1, _chip_labels),
+        }
+        for name, (values, unused, encode) in columns.items():
+            spread = np.full(self._size, unused, np.int64)
+            spread[slots] = values
+            self._rows.set(name, spread, encode)
         self._draw_strips(frame, row, column, block, dim)
         chosen = np.isin(block, frame.selected_blocks)
-        columns = {"x": column[chosen], "y": row[chosen], "y1": (row + height)[chosen]}
-        replace_if_changed(self.chosen, columns)
+        replace_if_changed(self.chosen, {"x": column[chosen], "y": row[chosen], "y1": (row + height)[chosen]})
 
     def _slots_of(self, block: np.ndarray, column: np.ndarray) -> np.ndarray:
         """A row of the source for each chip; a chip that was drawn before keeps its row."""
-        if len(block) > len(self.chips.data["x"]):
+        if len(block) > self._size:
             self._make_room(-(-len(block) // _SLOTS) * _SLOTS)
         keys: list[tuple] = []
         seen: dict[tuple, int] = {}

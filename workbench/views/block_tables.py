@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from bokeh.events import Tap
-from bokeh.models import Range1d
+from bokeh.models import FixedTicker, Range1d
 from kvscope.engine.snapshot import RequestState
 
 from ..theme import LIGHT, OWNER_HUES, Theme
@@ -61,6 +61,8 @@ class BlockTables(View):
             x_axis_location="above", min_border=0,
         )  # fmt: skip
         fig.yaxis.visible = False
+        fig.xaxis.ticker = self._ticker = FixedTicker()  # one for good: a new model costs a walk over the document
+        fig.xaxis.major_label_overrides = {t + SIDE / 2: str(t) for t in range(0, 256, 2)}
         self._axis(12)
         self._chips = ChipGrid(fig, theme)
         self._build_gutter()
@@ -96,9 +98,7 @@ class BlockTables(View):
 
     def _axis(self, columns: int) -> None:
         every = 2 if columns <= 24 else 4 if columns <= 48 else 8
-        ticks = list(range(0, columns, every))
-        self.figure.xaxis.ticker = [t + SIDE / 2 for t in ticks]
-        self.figure.xaxis.major_label_overrides = {t + SIDE / 2: str(t) for t in ticks}
+        self._ticker.ticks = [t + SIDE / 2 for t in range(0, columns, every)]
 
     def restyle(self, theme: Theme) -> None:
         self.theme = theme
