@@ -1,0 +1,215 @@
+"""Engines come and go: threads end, memory returns, Ctrl-C and the end of the process harm nothing."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+from conftest import OPTIONS, engine_threads
+from kvscope.engine import Engine, EngineClosed, SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+
+
+def threads_end(seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while engine_threads() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return engine_threads() == []
+
+
+def run_python(code, folder, timeout=120):
+    """Run `code` in a fresh interpreter with `folder` in its arguments; returns its output lines."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", textwrap.dedent(code), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_closing_ends_the_thread(tiny_folder):
+    before = threading.active_count()
+    for _ in range(3):
+        with Engine(tiny_folder, **OPTIONS) as engine:
+            engine.generate("hello", PARAMS)
+    assert threading.active_count() == before and engine_threads() == []
+
+
+def test_two_engines_at_once_share_weights_and_nothing_else(make_engine):
+    first, second = make_engine(block_size=16), make_engine(block_size=3, num_blocks=256)
+    weights = [engine._driver._core.runner.model.weights for engine in (first, second)]
+    assert weights[0] is weights[1]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    handles = [engine.submit("hello there", params) for engine in (first, second) for _ in range(2)]
+    texts = {tuple(handle.result(60).outputs[0].token_ids) for handle in handles}
+    assert len(texts) == 1
+    first.close()
+    assert second.generate("hello", PARAMS)[0].finished
+
+
+def test_an_engine_that_nobody_holds_closes_itself(tiny_folder):
+    """What re-running the cell that made one does."""
+    engine = Engine(tiny_folder, **OPTIONS)
+    engine.generate("hello", PARAMS)
+    old = weakref.ref(engine)
+    engine = Engine(tiny_folder, **OPTIONS)
+    gc.collect()
+    assert old() is None
+    engine.close()
+    assert threads_end()
+
+
+def test_an_engine_forgotten_in_the_middle_of_work_closes_itself(tiny_folder):
+    engine = Engine(tiny_folder, **OPTIONS)
+    engine.submit("hello", ENDLESS)
+    engine.pause()
+    del engine
+    assert threads_end()
+
+
+def test_a_handle_keeps_its_engine_until_its_request_is_over(tiny_folder):
+    output = Engine(tiny_folder, **OPTIONS).submit("hello", PARAMS).result(60)
+    assert len(output.outputs[0].token_ids) == 5
+    assert threads_end()
+    handle = Engine(tiny_folder, **OPTIONS).submit("hello", PARAMS)
+    assert "".join(handle) == output.outputs[0].text
+    assert threads_end()  # although the handle is still held
+
+
+def test_hooks_that_hold_the_engine_do_not_keep_it_open(tiny_folder):
+    engine = Engine(tiny_folder, **OPTIONS)
+    engine.while_waiting.append(lambda engine=engine: engine)
+    engine.generate("hello", PARAMS)
+    del engine
+    assert threads_end()
+
+
+def test_closing_from_many_threads_while_others_submit(tiny_folder):
+    engine = Engine(tiny_folder, **OPTIONS)
+    outcomes = []
+
+    def use():
+        try:
+            while True:
+                outcomes.append(len(engine.generate("hello", PARAMS)))
+        except EngineClosed:
+            outcomes.append("closed")
+
+    users = [threading.Thread(target=use) for _ in range(4)]
+    for user in users:
+        user.start()
+    time.sleep(0.2)
+    closers = [threading.Thread(target=engine.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    for thread in [*users, *closers]:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert outcomes.count("closed") == 4
+
+
+def test_ten_engines_one_after_another_end_within_50_mb_of_the_first(tiny_folder):
+    lines, _ = run_python(
+        """
+        import gc, sys, psutil
+        from kvscope.engine import Engine, SamplingParams
+        me, sizes = psutil.Process(), []
+        for _ in range(10):
+            with Engine(sys.argv[1], dtype="float32", kernels="reference", num_blocks=16384) as engine:
+                engine.generate(["hello"] * 4, SamplingParams(n=4, max_tokens=10, ignore_eos=True))
+                handle = engine.submit("hello", SamplingParams(max_tokens=500, ignore_eos=True))
+                pool = engine.info.pool_bytes
+            gc.collect()
+            sizes.append(me.memory_info().rss)
+        print((sizes[-1] - sizes[0]) / 1e6, pool / 1e6)
+        """,
+        tiny_folder,
+    )
+    growth, pool = map(float, lines[0].split())
+    assert pool > 100 and growth < 50
+
+
+def test_a_held_closed_engine_has_given_its_pool_back(tiny_folder):
+    engine = Engine(tiny_folder, **OPTIONS)
+    slots = [weakref.ref(slot) for slot in engine._driver._core.runner.storage._slots]
+    assert len(slots) == 2
+    engine.close()
+    gc.collect()
+    assert [slot() for slot in slots] == [None, None]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
+def test_ctrl_c_leaves_the_engine_usable_and_the_process_may_end_in_the_middle_of_a_step(tiny_folder):
+    lines, stderr = run_python(
+        """
+        import os, signal, sys, threading, time
+        from kvscope.engine import Engine, SamplingParams
+        engine = Engine(sys.argv[1], dtype="float32", kernels="reference", num_blocks=64)
+        endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+
+        def interrupted(call):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            started = time.monotonic()
+            try:
+                call()
+            except KeyboardInterrupt:
+                return time.monotonic() - started < 5
+
+        print(interrupted(lambda: engine.generate(["hello"] * 3, endless)))
+        engine.wait_idle(10)
+        print(sorted(handle.status for handle in engine.handles().values()))
+        print(len(engine.generate("hello", short)[0].outputs[0].token_ids))
+        handle = engine.submit("hello", endless)
+        print(interrupted(handle.result), handle.status)
+        handle.cancel()
+        engine.wait_idle(10)
+        engine.check_integrity()
+        print(engine.snapshot().num_used_blocks)
+        next(iter(engine.submit("hello", endless)))
+        """,
+        tiny_folder,
+    )
+    assert lines == ["True", "['cancelled', 'cancelled', 'cancelled']", "5", "True running", "0"]
+    assert "Traceback" not in stderr
+
+
+def test_ctrl_c_cancels_what_generate_had_submitted(make_scripted):
+    engine, _ = make_scripted([65], seconds=0.01)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    engine.while_waiting.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1]] * 3, ENDLESS)
+    engine.while_waiting.clear()
+    engine.wait_idle(10)
+    assert [handle.status for handle in engine.handles().values()] == ["cancelled"] * 3
+    assert engine.generate([1], PARAMS)[0].outputs[0].text == "AAAAA"
+
+
+def test_an_idle_engine_uses_no_cpu(engine):
+    engine.generate("hello", PARAMS)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+def test_ten_thousand_requests_leave_queues_events_and_memory_bounded(make_scripted):
+    engine, _ = make_scripted([65], max_num_seqs=256, max_num_batched_tokens=512, event_capacity=1000)
+    engine.generate([[1]] * 10_000, SamplingParams(temperature=0, max_tokens=1))
+    core = engine._driver._core
+    assert len(engine.events) == 1000 and len(engine.handles()) == 256
+    assert len(core._finished) <= 512 and len(core.scheduler.waiting) == 0
+    assert engine._driver._commands.qsize() == 0 and engine._driver.registry.live == {}
+    engine.check_integrity()
