@@ -40,7 +40,7 @@ BLOCK_BYTES = 256 * 1024  # of x in a row block
 
 def _make_product(kind: str):
     """The product kernel of one kind of tile."""
-    tile = make_tile(kind, AHEAD)
+    tile = make_tile(kind)
 
     @kernel(
         "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
@@ -52,31 +52,35 @@ def _make_product(kind: str):
         """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w + bias. bias_step: bytes from panel to panel."""
         panels = (n + COLUMNS - 1) // COLUMNS
         tasks = (m + block_rows - 1) // block_rows * panels
+        panel_bytes = steps * PANEL_STEP
         for part in prange(num_parts):
             sums = np.empty((MAX_ROWS, COLUMNS), np.float32)
-            for task in range(part * tasks // num_parts, (part + 1) * tasks // num_parts):
+            begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
+            for task in range(begin, end):
                 panel = task % panels
                 first = task // panels * block_rows
                 rows = min(block_rows, m - first)
                 columns = min(COLUMNS, n - panel * COLUMNS)
                 in_place = out_is_bf16 == 0 and columns == COLUMNS
                 tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+                this = w + panel * panel_bytes
+                share = PANEL_STEP // tiles  # of the next panel, each step of each tile prefetches so many bytes
                 for t in range(tiles):  # as equal as can be: 32 rows are 10 + 11 + 11, not 12 + 12 + 8
                     start = first + t * rows // tiles
                     height = first + (t + 1) * rows // tiles - start
                     at = out + start * out_stride + panel * COLUMNS * (2 if out_is_bf16 else 4)
                     to, to_stride = (at, out_stride) if in_place else (sums.ctypes.data, PANEL_STEP)
+                    if tiles == 1 or (task == begin and t == 0):
+                        ahead, ahead_step = this + AHEAD, PANEL_STEP
+                    elif task + 1 < end:
+                        ahead, ahead_step = w + (panel + 1) % panels * panel_bytes + t * steps * share, share
+                    else:
+                        ahead, ahead_step = this, 0
+                    x_at = x + start * x_stride
+                    init = bias + panel * bias_step
                     tile(
-                        height,
-                        x + start * x_stride,
-                        x_stride,
-                        w + panel * steps * PANEL_STEP,
-                        PANEL_STEP,
-                        steps,
-                        bias + panel * bias_step,
-                        0,
-                        to,
-                        to_stride,
+                        *(height, x_at, x_stride, this, PANEL_STEP, steps),
+                        *(init, 0, to, to_stride, ahead, ahead_step),
                     )
                     if in_place:
                         continue

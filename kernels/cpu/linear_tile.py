@@ -43,7 +43,19 @@ COLUMNS = 2 * LANES
 MAX_ROWS = 12 if CPU.avx512 else 6
 LINE = 64  # bytes of a cache line
 
-PARAMETERS = ("x", "x_stride", "w", "w_stride", "steps", "init", "init_stride", "out", "out_stride")
+PARAMETERS = [
+    "x",
+    "x_stride",
+    "w",
+    "w_stride",
+    "steps",
+    "init",
+    "init_stride",
+    "out",
+    "out_stride",
+    "ahead",
+    "ahead_step",
+]
 F32_VECTOR, I32_VECTOR = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
@@ -91,7 +103,7 @@ KINDS = {  # the step, the bytes of x it takes, and the steps of a chunk
 }
 
 
-def _tile_function(module, kind: str, rows: int, ahead: int):
+def _tile_function(module, kind: str, rows: int):
     """The LLVM function of one tile, written into `module` if it is not there yet.
 
     for start in 0, chunk, 2 chunk … < steps:                 block "chunk"
@@ -101,7 +113,7 @@ def _tile_function(module, kind: str, rows: int, ahead: int):
         out = (init if start == 0 else out) + sums            block "add"
     """
     step, x_bytes, chunk_steps = KINDS[kind]
-    name = f"kvscope_tile_{kind}_{rows}_{ahead}"
+    name = f"kvscope_tile_{kind}_{rows}"
     function = cgutils.get_or_insert_function(module, ir.FunctionType(ir.VoidType(), [I64] * len(PARAMETERS)), name)
     if function.blocks:
         return function
@@ -127,8 +139,9 @@ def _tile_function(module, kind: str, rows: int, ahead: int):
     k, w = builder.phi(I64), builder.phi(I64)
     sums = [[builder.phi(F32_VECTOR) for _ in range(2)] for _ in range(rows)]
     acc = [list(row) for row in sums]
-    for line in range(0, 4 * COLUMNS if ahead else 0, LINE):
-        prefetch_ir(builder, builder.add(w, I64(ahead + line)))
+    coming = builder.add(arg["ahead"], builder.mul(k, arg["ahead_step"]))
+    for line in range(0, 4 * COLUMNS, LINE):
+        prefetch_ir(builder, builder.add(coming, I64(line)))
     x_offset = builder.mul(k, I64(x_bytes))
     step(builder, w, [builder.add(row, x_offset) for row in x_rows], acc)
     next_k, next_w = builder.add(k, I64(1)), builder.add(w, arg["w_stride"])
@@ -158,25 +171,25 @@ def _tile_function(module, kind: str, rows: int, ahead: int):
     return function
 
 
-def make_tile(kind: str, ahead: int = 0):
-    """Makes the intrinsic `tile(rows, x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride)`.
+def make_tile(kind: str):
+    """Makes the intrinsic `tile(rows, x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride, ahead, ahead_step)`.
 
     All are int64: addresses, and strides in bytes from row to row. rows: 1 … MAX_ROWS. steps: at least 1; k or k/2,
     as the kind counts. `init` and `out` are float32 rows of COLUMNS and may be the same; a stride of 0 starts every row
-    from one init, such as a bias. `ahead`: bytes by which `w` is prefetched (0: not at all), worth it when `w` comes from
-    memory rather than cache.
+    from one init, such as a bias. Each step prefetches a row's bytes of w from `ahead` + step × `ahead_step`, which may
+    lie anywhere: further down in w, or in what is multiplied next.
     """
 
     @operation(types.void, int64, *[int64] * len(PARAMETERS))
-    def tile(builder, rows, x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride):
-        arguments = [x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride]
+    def tile(builder, rows, x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride, ahead, ahead_step):
+        arguments = [x, x_stride, w, w_stride, steps, init, init_stride, out, out_stride, ahead, ahead_step]
         done = builder.append_basic_block("done")
         choice = builder.switch(rows, done)
         for n in range(1, MAX_ROWS + 1):
             block = builder.append_basic_block(f"rows_{n}")
             choice.add_case(I64(n), block)
             builder.position_at_end(block)
-            builder.call(_tile_function(builder.module, kind, n, ahead), arguments)
+            builder.call(_tile_function(builder.module, kind, n), arguments)
             builder.branch(done)
         builder.position_at_end(done)
 
