@@ -56,7 +56,8 @@ class EngineCore:
         self.config = config
         self.device = model.spec.device
         self.num_groups = len(model.spec.kv_groups)
-        self.eos_token_ids = frozenset(eos_token_ids)
+        # A tokenizer may know ids that the model has no logit for; they can neither be chosen nor masked.
+        self.eos_token_ids = frozenset(t for t in eos_token_ids if 0 <= t < model.spec.vocab_size)
         self.events = EventLog(config.event_capacity) if events is None else events
         self.journal = Journal(self.events)
         self.counters = Metrics()
@@ -86,41 +87,38 @@ class EngineCore:
             return StepOutput(self.journal.step, {}, [], [], {}, 0.0)
         plan = self._open_step()
         with self._faults_end_requests(plan):
+            self.scheduler.schedule(plan)
             batch = Batch.from_plan(plan, block_size=self.config.block_size, device=self.device)
             logits = self.runner.execute(batch)
             sampled = self.sampler.sample(logits, sample_rows(plan))
-            self.journal.time = time.monotonic()
-            plan.new_tokens = self.lifecycle.apply(plan, sampled)
+            self.lifecycle.apply(plan, sampled)
         return self._close_step(plan)
 
     def _open_step(self) -> Plan:
-        started = self.journal.time = time.monotonic()
+        self.journal.time = time.monotonic()
         self.journal.step += 1
-        plan = self.scheduler.schedule()
-        plan.started, plan.scheduled = started, time.monotonic()
-        if not plan.sequences:
-            raise RuntimeError(f"{len(self._live)} requests are live and none could be scheduled")
-        return plan
+        return Plan(step=self.journal.step, started=self.journal.time)
 
     @contextmanager
     def _faults_end_requests(self, plan: Plan) -> Iterator[None]:
+        """A fault ends the requests of the plan; one before the plan stood ends those that run, or that were about to."""
         try:
             yield
         except BaseException as fault:
             self.journal.time = time.monotonic()
-            self.lifecycle.fail(dict.fromkeys(seq.request for seq in plan.sequences), fault)
+            self.tables.take_copies()  # they were for the sequences that end now
+            line = self.scheduler.waiting
+            in_step = (plan.sequences if plan.scheduled else self.scheduler.running) or line.first(1)[:1]
+            self.lifecycle.fail(dict.fromkeys(seq.request for seq in in_step), fault)
             if not isinstance(fault, Exception):  # Ctrl-C: the requests of the step end, and the caller hears of it
                 self._close_step(plan)
                 raise
 
     def _close_step(self, plan: Plan) -> StepOutput:
         tokens: dict[int, int] = {}
-        finished = []
         for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-            request = seq.request
-            tokens[request.id] = tokens.get(request.id, 0) + num_tokens
-            if request.finished and self._retire(request):
-                finished.append(request.id)
+            tokens[seq.request.id] = tokens.get(seq.request.id, 0) + num_tokens
+        finished = self._retire_ended()
         seconds = time.monotonic() - plan.started
         self.counters.count("kvscope:steps_total")
         self.counters.observe("vllm:iteration_tokens_total", plan.prefill_tokens + plan.decode_tokens)
@@ -200,7 +198,8 @@ class EngineCore:
             return False
         self.journal.time = time.monotonic()
         self.lifecycle.cancel(request, cause)
-        return self._retire(request)
+        self._retire_ended()
+        return True
 
     def finish(
         self, request_id: int, child: int, num_tokens: int, reason: Cause, stop_reason: int | str | None = None
@@ -217,8 +216,7 @@ class EngineCore:
         self.journal.time = time.monotonic()
         was_live = not seq.status.is_over
         self.lifecycle.finish(seq, reason, stop_reason, num_tokens)
-        if request.finished:
-            self._retire(request)
+        self._retire_ended()
         return was_live
 
     def preempt(self, request_id: int) -> bool:
@@ -236,14 +234,15 @@ class EngineCore:
         self.journal.emit(EventKind.CACHE_RESET, cause=Cause.USER, numbers={"blocks": self.tables.reset_cache()})
         return self.tables.index.num_published == 0
 
-    def _retire(self, request: Request) -> bool:
-        """From the live requests to the finished ones, of which the newest are kept. False when it was there already."""
-        if self._live.pop(request.id, None) is None:
-            return False
-        self._finished[request.id] = request
-        if len(self._finished) > self._num_finished_kept:
+    def _retire_ended(self) -> list[int]:
+        """Move the requests that have ended to the finished ones, of which the newest are kept; their ids."""
+        ended = self.lifecycle.take_ended()
+        for request in ended:
+            del self._live[request.id]
+            self._finished[request.id] = request
+        while len(self._finished) > self._num_finished_kept:
             self._finished.popitem(last=False)
-        return True
+        return [request.id for request in ended]
 
     # --- for those who look ---------------------------------------------------------------------------------------
 

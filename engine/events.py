@@ -15,13 +15,13 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | FORKED | one request became n samples | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
 | COPIED | copy-on-write; block_id is the copy | SHARED_WRITE | source, source_generation, tokens, bytes, reader (request id), reader_child |
 | PUBLISHED | a full block can now be found by its text | BLOCK_FULL | logical, tokens |
-| EVICTED | a cached block lost its text | LEAST_RECENTLY_USED, CACHE_RESET | idle_steps, needed_by (request id), needed_by_child |
-| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, COPY_ON_WRITE, FAILED | cached (1: its text stays, 0: empty) |
+| EVICTED | a cached block lost its text | LEAST_RECENTLY_USED, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; LEAST_RECENTLY_USED: needed_by (request id), needed_by_child |
+| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED | cached (1: its text stays, 0: empty) |
 | PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
 | BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION | needed, available, reserved, behind (request id) |
-| FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks, freed_blocks, limit |
-| CANCELLED | the user ended it | USER, CLOSED | output_tokens, freed_blocks |
+| FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit |
+| CANCELLED | the user ended it | USER, CLOSED | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
 | STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted |
 | CACHE_RESET | the prefix cache was emptied | USER | blocks |

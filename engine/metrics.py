@@ -63,6 +63,7 @@ HISTOGRAMS = {
     "vllm:request_queue_time_seconds": ("Arrival to first admission", LATENCY_BUCKETS),
     "vllm:time_to_first_token_seconds": ("Arrival to first token", LATENCY_BUCKETS),
     "vllm:inter_token_latency_seconds": ("One token to the next of the same sample", LATENCY_BUCKETS),
+    "vllm:request_time_per_output_token_seconds": ("(End − first token) / (output tokens − 1)", LATENCY_BUCKETS),
     "vllm:e2e_request_latency_seconds": ("Arrival to end of finished requests", LATENCY_BUCKETS),
 }
 

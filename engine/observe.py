@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .core import EngineCore
     from .request import Sequence
 
-MAX_WAITING_SHOWN = 256  # of a long line; the gauges count all of it
+MAX_WAITING_SHOWN = 100  # of a long line; the gauges count all of it
 
 
 def gauges(core: EngineCore) -> dict[str, float]:

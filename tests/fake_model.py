@@ -15,6 +15,7 @@ import torch
 from kvscope.engine import EngineConfig, EngineCore, EventLog, SamplingParams
 from kvscope.engine.kvcache.storage import KVStorage
 from kvscope.engine.models.base import KVGroup, ModelSpec
+from kvscope.engine.sampling.sampler import Sampler, SampleRow
 from kvscope.engine.scheduling.batch import Batch
 from kvscope.kernels import ops
 
@@ -54,53 +55,42 @@ class FakeModel:
         fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
-        ids, positions = batch.input_ids.numpy(), batch.positions.numpy()
+        sources, targets = torch.cat(batch.copies).unbind(1)
+        assert len(targets.unique()) == len(targets) and not np.isin(sources, targets).any(), (
+            "copies depend on their order"
+        )
         for group, slots in enumerate(batch.slot_mapping):
-            rows = slots_of(storage, group)
             assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
-            rows[slots.numpy(), 0], rows[slots.numpy(), 1] = ids, positions
-        ends = batch.query_start_loc[1:].numpy() - 1
-        wanted = [int(np.searchsorted(ends, i)) for i in batch.logits_indices.tolist()]
-        logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
-        for s, row in enumerate(wanted):
-            length = int(batch.seq_lens[row])
-            histories = []
-            for group, table in enumerate(batch.block_tables):
-                cache = slots_of(storage, group)
-                blocks = table[row].numpy()
-                size = storage.block_size
-                slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
-                histories.append(cache[slots].astype(np.int64))
+            block, offset = np.divmod(slots.numpy(), storage.block_size)
+            tokens, positions = rows_of(storage, group)
+            tokens[block, offset], positions[block, offset] = batch.input_ids, batch.positions
+        ends = batch.query_start_loc.numpy()[1:] - 1
+        rows = np.searchsorted(ends, batch.logits_indices.numpy())
+        logits = np.empty((len(rows), self.spec.vocab_size), np.float32)
+        for s, row in enumerate(rows):
+            histories = [
+                read_back(storage, group, table[row].numpy(), int(batch.seq_lens[row]))
+                for group, table in enumerate(batch.block_tables)
+            ]
             logits[s] = logits_of(histories, self.spec.vocab_size)
         broken, self.broken_rows = self.broken_rows, ()
         for s in broken:
-            logits[s] = np.nan
+            logits[s % len(logits)] = np.nan
         return torch.from_numpy(logits)
 
 
-def slots_of(storage: KVStorage, layer: int) -> np.ndarray:
-    """The layer's pages as float32 [num_blocks * block_size, 2] of (token id, position), a view."""
+def rows_of(storage: KVStorage, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """The layer's token ids and positions, views of its pages: float32 [num_blocks, block_size] each."""
     pages, layout = storage.pages(layer)
     half = layout.half_bytes
-    k = pages[:, :half].view(torch.float32).numpy()
-    v = pages[:, half : 2 * half].view(torch.float32).numpy()
-    return _Slots(k, v)
+    return pages[:, :half].view(torch.float32).numpy(), pages[:, half : 2 * half].view(torch.float32).numpy()
 
 
-class _Slots:
-    """K and V rows addressed by slot, although a page keeps them apart and pads its end."""
-
-    def __init__(self, k: np.ndarray, v: np.ndarray):
-        self.k, self.v, self.size = k, v, k.shape[1]
-
-    def __getitem__(self, slots: np.ndarray) -> np.ndarray:
-        block, offset = np.divmod(slots, self.size)
-        return np.stack([self.k[block, offset], self.v[block, offset]], axis=1)
-
-    def __setitem__(self, where: tuple[np.ndarray, int], values: np.ndarray) -> None:
-        slots, column = where
-        block, offset = np.divmod(slots, self.size)
-        (self.k, self.v)[column][block, offset] = values
+def read_back(storage: KVStorage, layer: int, block_ids: Sequence[int], length: int) -> np.ndarray:
+    """(token id, position) of the first `length` tokens of a block table: int64 [length, 2]."""
+    tokens, positions = rows_of(storage, layer)
+    rows = np.stack([tokens[block_ids].reshape(-1), positions[block_ids].reshape(-1)], axis=1)
+    return rows[:length].astype(np.int64)
 
 
 def logits_of(histories: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
@@ -117,13 +107,31 @@ def logits_of(histories: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
     return ((words >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) * 8
 
 
-def reference(prompt: Sequence[int], max_tokens: int, *, num_groups: int = 1, vocab_size: int = VOCAB) -> list[int]:
-    """What greedy decoding must give, whatever the blocks, chunks, cache, preemptions and batch mates."""
-    tokens = list(prompt)
-    for _ in range(max_tokens):
+def reference(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int | None = None,
+    request_id: int = 0,
+    child: int = 0,
+    num_groups: int = 1,
+    eos_token_ids: Sequence[int] = (),
+) -> list[int]:
+    """What a sample must be, token by token from its own text alone: whatever the blocks, chunks, cache hits,
+    preemptions and batch mates. `max_tokens` stands in for params.max_tokens where that is None."""
+    sampler, tokens, output = Sampler(REFERENCE, VOCAB, seed=0), list(prompt), []
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+    masked = tuple({*params.stop_token_ids, *eos_token_ids})
+    while len(output) < (params.max_tokens or max_tokens):
         history = np.stack([np.array(tokens), np.arange(len(tokens))], axis=1)
-        tokens.append(int(logits_of([history] * num_groups, vocab_size).argmax()))
-    return tokens[len(prompt) :]
+        logits = torch.from_numpy(logits_of([history] * num_groups, VOCAB))[None]
+        too_early = len(output) < params.min_tokens
+        row = SampleRow(0, params, request_id, child, len(output), masked if too_early else ())
+        output += sampler.sample(logits, [row]).token_ids
+        tokens.append(output[-1])
+        if output[-1] in ends:
+            break
+    return output
 
 
 def make_core(

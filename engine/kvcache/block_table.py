@@ -118,21 +118,26 @@ class BlockTables:
         return block
 
     def _evict(self, block: int, needed_by: Sequence) -> None:
-        step = self.journal.step
         numbers = {
-            "idle_steps": step - self.pool.last_used_step[block],
+            "idle_steps": self._idle_steps(block),
             "needed_by": needed_by.request.id,
             "needed_by_child": needed_by.child,
         }
-        self.journal.emit(EventKind.EVICTED, -1, 0, self._group_of(block), block, self.pool.generation[block],
-                          Cause.LEAST_RECENTLY_USED, numbers)  # fmt: skip
-        self.index.forget(block, step)
-        self.pool.uncache(block)
+        self._uncache(block, Cause.LEAST_RECENTLY_USED, numbers)
         self.num_evicted += 1
 
-    def _group_of(self, block: int) -> int:
+    def _uncache(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
+        """Nothing finds the block's text from here on: out of the index and out of the pool's cached blocks."""
         node = self.index.node_of(block)
-        return next(g for g, blocks in enumerate(node.blocks) if block in blocks)
+        if node is None:
+            return
+        group = next(g for g, blocks in enumerate(node.blocks) if block in blocks)
+        self.journal.emit(EventKind.EVICTED, -1, 0, group, block, self.pool.generation[block], cause, numbers)
+        self.index.forget(block, self.journal.step)
+        self.pool.uncache(block)
+
+    def _idle_steps(self, block: int) -> int:
+        return self.journal.step - self.pool.last_used_step[block]
 
     def _copy_on_write(self, seq: Sequence, group: int, logical: int, tokens: int) -> None:
         """Others still read the block that is written next: give the sequence a copy of its first `tokens` slots. The
@@ -223,24 +228,18 @@ class BlockTables:
         seq.num_computed_tokens = 0
         return freed, cached
 
-    def withdraw(self, seq: Sequence, from_logical: int = 0) -> list[int]:
-        """The text of these blocks of the sequence is not to be found any more. Returns the blocks that only it reads."""
-        blocks = [block for table in seq.block_tables for block in table[from_logical:] if block != NULL_BLOCK]
-        for block in blocks:
-            self.index.forget(block, self.journal.step)
-            self.pool.uncache(block)
+    def withdraw(self, seq: Sequence, cause: Cause, from_logical: int = 0) -> None:
+        """The text of these blocks of the sequence is not to be found any more, whoever else reads them."""
+        for table in seq.block_tables:
+            for block in table[from_logical:]:
+                self._uncache(block, cause, {"idle_steps": 0})
         del seq.nodes[from_logical:]
-        return [block for block in blocks if self.pool.ref_count[block] == 1]
 
     def reset_cache(self) -> int:
         """Empty the prefix cache; blocks that running requests read keep their text. Returns the blocks emptied."""
         blocks = self.pool.eviction_order().tolist()
         for block in blocks:
-            self.journal.emit(EventKind.EVICTED, -1, 0, self._group_of(block), block, self.pool.generation[block],
-                              Cause.CACHE_RESET,
-                              {"idle_steps": self.journal.step - self.pool.last_used_step[block]})  # fmt: skip
-            self.index.forget(block, self.journal.step)
-            self.pool.uncache(block)
+            self._uncache(block, Cause.CACHE_RESET, {"idle_steps": self._idle_steps(block)})
         return len(blocks)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:

@@ -6,6 +6,7 @@ strings need text and come from outside through `finish`. Nothing past the last 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from itertools import islice
 
@@ -18,8 +19,6 @@ from ..request import Request, RequestStatus, Sequence
 from ..sampling.sampler import Sampled, SampleRow
 from .plan import Plan
 from .scheduler import Scheduler
-
-TokenList = dict[int, list[tuple[int, int]]]  # request id -> [(child, token id)]
 
 
 def sample_rows(plan: Plan) -> list[SampleRow]:
@@ -43,10 +42,12 @@ class Lifecycle:
         self.tables = scheduler.tables
         self.journal = scheduler.journal
         self.storage = storage
+        self._ended: list[Request] = []
         self.metrics = metrics
 
-    def apply(self, plan: Plan, sampled: Sampled) -> TokenList:
-        """Advance every row of the plan and give the sampled ones their tokens, which are returned."""
+    def apply(self, plan: Plan, sampled: Sampled) -> None:
+        """Advance every row of the plan and give the sampled ones their tokens, which go to `plan.new_tokens` too."""
+        self.journal.time = time.monotonic()
         draws = iter(range(len(sampled.token_ids)))
         chosen = [
             (plan.sequences[row], list(islice(draws, plan.sequences[row].num_seats))) for row in plan.sampled_rows
@@ -55,7 +56,6 @@ class Lifecycle:
             invalid = set(sampled.invalid)
             broken = [seq.request for seq, its_draws in chosen if not invalid.isdisjoint(its_draws)]
             self.fail(broken, FloatingPointError("the logits of the step are not finite (NaN or infinity)"))
-        new_tokens: TokenList = {}
         for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             if seq.status is RequestStatus.RUNNING:
                 self.tables.advance(seq, num_tokens)
@@ -66,9 +66,8 @@ class Lifecycle:
             samples = [seq] if seq.request.has_forked else self._fork(seq)
             for sample, draw in zip(samples, its_draws, strict=True):
                 token_id = sampled.token_ids[draw]
-                new_tokens.setdefault(seq.request.id, []).append((sample.child, token_id))
+                plan.new_tokens.setdefault(seq.request.id, []).append((sample.child, token_id))
                 self._accept(sample, token_id, sampled.logprobs[draw])
-        return new_tokens
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The prompt is computed: n samples go on from here and share every block of it, the partly filled one too."""
@@ -124,7 +123,7 @@ class Lifecycle:
     def _truncate(self, seq: Sequence, num_tokens: int) -> None:
         keep = seq.request.num_prompt_tokens + num_tokens
         if len(seq.nodes) * self.tables.block_size > keep:
-            self.tables.withdraw(seq, keep // self.tables.block_size)
+            self.tables.withdraw(seq, Cause.STOP_STRING, keep // self.tables.block_size)
         del seq.token_ids[keep:]
         if seq.logprobs is not None:
             del seq.logprobs[num_tokens:]
@@ -143,12 +142,12 @@ class Lifecycle:
         """End all samples of these requests because of `fault`. Where logits were not finite, nobody knows since when the
         KV has been broken, so none of their text can be found from then on. Pages that became free are zeroed."""
         cause = _fault_cause(fault)
-        for request in requests:
+        for request, samples in [(request, live) for request in requests if (live := _live(request))]:
             request.error = fault
-            blocks = {block for seq in _live(request) for table in seq.block_tables for block in table}
-            for seq in _live(request):
+            blocks = {block for seq in samples for table in seq.block_tables for block in table}
+            for seq in samples:
                 if cause is Cause.NAN_LOGITS:
-                    self.tables.withdraw(seq)
+                    self.tables.withdraw(seq, cause)
                 seq.finish_cause = Cause.FAILED
                 freed, _ = self._leave(seq, RequestStatus.FAILED, Cause.FAILED)
                 self.metrics.finished["error"] += 1
@@ -157,6 +156,11 @@ class Lifecycle:
             pool = self.tables.pool
             self.storage.clear([b for b in blocks if pool.ref_count[b] == 0 and not pool.is_cached[b]])
 
+    def take_ended(self) -> list[Request]:
+        """The requests whose last sample has ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def _leave(self, seq: Sequence, status: RequestStatus, cause: Cause) -> tuple[int, int]:
         """Out of the scheduler, blocks returned: (blocks that became free, how many of these stay cached)."""
         counts = self.scheduler.remove(seq, cause)
@@ -164,9 +168,12 @@ class Lifecycle:
         request = seq.request
         self.metrics.observe("vllm:request_generation_tokens", seq.num_output_tokens)
         if request.finished:
+            self._ended.append(request)
             request.metrics.finished = self.journal.time
             request.metrics.num_output_tokens = max(child.num_output_tokens for child in request.children)
             if status is RequestStatus.FINISHED:
+                if request.metrics.num_output_tokens > 1:
+                    self.metrics.observe("vllm:request_time_per_output_token_seconds", request.metrics.tpot)
                 self.metrics.observe("vllm:request_prompt_tokens", request.num_prompt_tokens)
                 self.metrics.observe("vllm:e2e_request_latency_seconds", self.journal.time - request.metrics.arrival)
         return counts

@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step, before anything is computed."""
+"""One step: what the scheduler decided, and the tokens that came out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plan:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     started: float = 0.0  # seconds, time.monotonic()
-    scheduled: float = 0.0
+    scheduled: float = 0.0  # when the plan was complete; 0 before
     new_tokens: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # filled when the step is applied
 
     def add(self, seq: Sequence, num_tokens: int) -> None:

@@ -16,6 +16,7 @@ A sequence that was scheduled is never preempted in the same step: victims are y
 from __future__ import annotations
 
 import math
+import time
 from bisect import insort
 from collections import deque
 
@@ -53,9 +54,8 @@ class Scheduler:
 
     # --- one step -------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Plan:
-        """Choose the rows of the next step and take their blocks."""
-        plan = Plan(step=self.journal.step)
+    def schedule(self, plan: Plan) -> None:
+        """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
         budget, reserved = self._schedule_running(plan)
         if plan.preempted:
             blocked = Blocked(Cause.AFTER_PREEMPTION)
@@ -63,7 +63,9 @@ class Scheduler:
             blocked = self._admit(plan, budget, reserved)
         self._explain(blocked)
         plan.copies = self.tables.take_copies()
-        return plan
+        if not plan.sequences:
+            raise RuntimeError(f"nothing could be scheduled: {len(self.running)} run, {len(self.waiting)} wait")
+        plan.scheduled = time.monotonic()
 
     def _schedule_running(self, plan: Plan) -> tuple[int, int]:
         """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
