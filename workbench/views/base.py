@@ -294,6 +294,23 @@ def replace_if_changed(source: ColumnDataSource, data: dict[str, Any]) -> bool:
     return True
 
 
+def patch_changed(source: ColumnDataSource, data: dict[str, list]) -> None:
+    """Make a source of lists hold `data` with one change: a patch of the cells that differ, or everything when the
+    number of rows did."""
+    held = source.data
+    count = len(next(iter(data.values())))
+    if len(next(iter(held.values()))) != count:
+        source.data = data
+        return
+    patch = {}
+    for name, new in data.items():
+        old = held[name]
+        if new != old:
+            patch[name] = [(i, new[i]) for i in range(count) if new[i] != old[i]]
+    if patch:
+        source.patch(patch)
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return len(a) == len(b) and bool(np.all(np.asarray(a) == np.asarray(b)))

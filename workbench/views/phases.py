@@ -1,0 +1,137 @@
+"""Phases of requests over steps: waiting, prefill, decode, preempted, finished, and why.
+
+Which phase a request is in comes from the snapshots, so a viewer that missed events is right again with the next
+frame; the step where a phase begins, and the reason, come from the events. Going back in time cuts the phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope.engine.events import Event, EventKind
+
+from ..sentences import Context, sentence
+from .base import ENDED, Frame
+
+_KEPT = 2000  # spans
+_ENDS = (EventKind.FINISHED, EventKind.CANCELLED, EventKind.FAILED)
+_BEGINS = (EventKind.SUBMITTED, EventKind.ADMITTED, EventKind.RESUMED, EventKind.PREEMPTED)
+
+
+@dataclass
+class Span:
+    """A phase of one request; `lanes` are the last steps of its samples while it decodes."""
+
+    phase: str  # waiting | prefill | decode | preempted | finished
+    first: int
+    last: int
+    why: str = ""
+    cached: float = 0.0  # share of a prefill that came from the cache
+    open: bool = True
+    lanes: dict[int, int] | None = None
+    number: int = 0  # in order of creation
+
+    def about(self) -> str:
+        """For the hover: the phase, since when, and why."""
+        return f"{self.phase} from step {self.first}. {self.why}".strip()
+
+
+class Phases:
+    """`spans[request id]` lists the phases of a request, oldest first; only the last may be open."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self.spans: dict[int, list[Span]] = {}
+        self.changes = 0  # grows when anything but the last step of an open span changes
+        self._step = 0
+        self._count = 0
+
+    def update(self, frame: Frame) -> None:
+        now = frame.snapshot.step
+        if now < self._step:
+            self._rewind(now)
+        self._step = now
+        self.context.learn(frame.events, frame.snapshot)
+        ends: dict[int, Event] = {}
+        for event in frame.events:
+            if event.kind in _ENDS:
+                ends[event.request_id] = event
+            elif event.kind in _BEGINS:
+                self._begin(event)
+            elif event.kind is EventKind.BLOCKED and event.request_id in self.spans:
+                span = self.spans[event.request_id][-1]
+                if span.phase == "waiting":
+                    span.why = sentence(event, self.context).headline
+                    self.changes += 1
+        self._follow(frame, ends)
+
+    def _rewind(self, step: int) -> None:
+        self.changes += 1
+        for request_id, spans in list(self.spans.items()):
+            kept = [s for s in spans if s.first <= step]
+            for span in kept:
+                span.last, span.open = min(span.last, step), span.open or span.last >= step
+                span.lanes = span.lanes and {c: min(s, step) for c, s in span.lanes.items()}
+            if kept:
+                self.spans[request_id] = kept
+            else:
+                del self.spans[request_id]
+
+    def _begin(self, event: Event) -> None:
+        """A phase whose first step an event names."""
+        spans = self.spans.setdefault(event.request_id, [])
+        why = "" if event.kind is EventKind.SUBMITTED else sentence(event, self.context).headline
+        phase = {EventKind.SUBMITTED: "waiting", EventKind.PREEMPTED: "preempted"}.get(event.kind, "prefill")
+        cached, total = (
+            event.numbers.get("cached_tokens", 0),
+            event.numbers.get("prompt_tokens") or event.numbers.get("total_tokens", 0),
+        )
+        if spans and spans[-1].open:
+            spans[-1].open = False
+            spans[-1].last = max(spans[-1].first, event.step - 1)
+            if spans[-1].phase == "waiting" and spans[-1].first == event.step:
+                spans.pop()  # admitted in the step of its arrival: it never waited
+        self._add(event.request_id, Span(phase, event.step, event.step, why, cached / total if total else 0.0))
+
+    def _add(self, request_id: int, span: Span) -> None:
+        self._count += 1
+        self.changes += 1
+        span.number = self._count
+        self.spans.setdefault(request_id, []).append(span)
+
+    def _follow(self, frame: Frame, ends: dict[int, Event]) -> None:
+        """Bring the open phases up to the step of the frame."""
+        now, live = frame.snapshot.step, {}
+        for request in frame.snapshot.requests:
+            if request.status not in ENDED:
+                live.setdefault(request.id, []).append(request)
+        for request_id, samples in live.items():
+            status, first = samples[0].status, samples[0]
+            rest = first.num_prompt_tokens + first.num_output_tokens - first.num_computed_tokens
+            decoding = status == "running" and first.num_output_tokens > 0 and rest <= 1
+            phase = "decode" if decoding else "prefill" if status == "running" else status
+            spans = self.spans.setdefault(request_id, [])
+            if not spans or not spans[-1].open or spans[-1].phase != phase:
+                begin = now
+                if spans and spans[-1].open:
+                    spans[-1].open = False
+                    spans[-1].last = max(spans[-1].first, now - 1)
+                    begin = spans[-1].last + 1
+                self._add(request_id, Span(phase, begin, now))
+                spans = self.spans[request_id]
+            span = spans[-1]
+            span.last = now
+            if phase == "decode":
+                lanes = (span.lanes or {}) | {r.child: now for r in samples}
+                self.changes += lanes.keys() != (span.lanes or {}).keys()
+                span.lanes = lanes
+        for request_id, spans in self.spans.items():
+            if request_id not in live and spans[-1].open and spans[-1].phase != "finished":
+                event = ends.get(request_id)
+                spans[-1].open = False
+                spans[-1].last = max(spans[-1].first, event.step if event else spans[-1].last)
+                why = sentence(event, self.context).headline if event else ""
+                self._add(request_id, Span("finished", spans[-1].last, spans[-1].last, why, open=False))
+        if sum(map(len, self.spans.values())) > _KEPT:
+            oldest = next(iter(self.spans))
+            del self.spans[oldest]
