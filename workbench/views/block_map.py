@@ -7,12 +7,10 @@ the same block clears the selection. `label` changes only the text in the cells,
 
 from __future__ import annotations
 
-import numpy as np
 from bokeh.events import Tap
 from bokeh.layouts import column
 from bokeh.models import Div, HoverTool, Range1d
 from bokeh.plotting import figure
-from kvscope.engine.snapshot import BlockState
 
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
 from . import glyph
@@ -21,6 +19,9 @@ from .block_cells import CellGrid
 from .block_image import COLUMNS as IMAGE_COLUMNS
 from .block_image import ImageGrid
 from .block_marks import StepMarks
+from .block_svg import summary, svg
+
+__all__ = ["BlockMap", "svg"]
 
 LABELLED_UPTO, CELLS_UPTO = 512, 4096
 MANY_OWNERS = 8  # above so many in a large pool colour shows the state
@@ -138,7 +139,7 @@ class BlockMap(View):
         self._grid.update(frame, by_state=self._by_state(frame))
         if self._marks is not None:
             self._marks.update(frame)
-        counts = count_states(frame)
+        counts = glyph.count_states(frame)
         if counts != self._counts:
             self._counts = counts
             self._legend.styles = self._legend_counts()
@@ -177,14 +178,7 @@ class BlockMap(View):
     def summary(self) -> str:
         if self.frame is None:
             return "Each square is one block of KV memory."
-        c = count_states(self.frame)
-        used = c["active"] + c["shared"]
-        shared = f", {c['shared']:,} of them shared" if c["shared"] else ""
-        are = "is" if used == 1 else "are"
-        return (
-            f"{used:,} of {self._num_blocks - 1:,} blocks {are} in use{shared}. "
-            f"{c['cached']:,} hold cached text that may be evicted, {c['empty']:,} are empty."
-        )
+        return summary(self.frame)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         headers = ["Owner", "Blocks", "Written slots", "Unwritten"]
@@ -203,20 +197,6 @@ class BlockMap(View):
             ids = " ".join(map(str, cached[:200])) + (" …" if len(cached) > 200 else "")
             rows.append(["cached, next to be evicted first", ids, f"{int(snapshot.filled[cached].sum()):,}", "–"])
         return headers, capped(rows)
-
-
-def count_states(frame: Frame) -> dict[str, int]:
-    """Blocks in each state, and unwritten slots of blocks in use; the null block is not counted."""
-    snapshot = frame.snapshot
-    state = snapshot.block_state[1:]
-    count = np.bincount(state, minlength=len(BlockState)).tolist()
-    used = (state == BlockState.ACTIVE) | (state == BlockState.SHARED) | (state == BlockState.IN_FLIGHT)
-    unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
-    active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]
-    return {
-        "empty": count[BlockState.EMPTY], "cached": count[BlockState.CACHED], "active": active,
-        "shared": count[BlockState.SHARED], "unwritten": unwritten,
-    }  # fmt: skip
 
 
 def legend_html(theme: Theme, hue: str, *, with_marks: bool) -> str:

@@ -127,6 +127,20 @@ def label_text(code: int, kind: str, names: dict[int, str]) -> str:
     return names.get(code - _SEQUENCE, "")
 
 
+def count_states(frame: Frame) -> dict[str, int]:
+    """Blocks in each state, and unwritten slots of blocks in use; the null block is not counted."""
+    snapshot = frame.snapshot
+    state = snapshot.block_state[1:]
+    count = np.bincount(state, minlength=len(BlockState)).tolist()
+    used = (state == BlockState.ACTIVE) | (state == BlockState.SHARED) | (state == BlockState.IN_FLIGHT)
+    unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
+    active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]
+    return {
+        "empty": count[BlockState.EMPTY], "cached": count[BlockState.CACHED], "active": active,
+        "shared": count[BlockState.SHARED], "unwritten": unwritten,
+    }  # fmt: skip
+
+
 # -- the same glyph as SVG -------------------------------------------------------------------------------------------
 
 

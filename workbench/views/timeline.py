@@ -91,6 +91,7 @@ class Timeline(View):
         fig.xgrid.visible = True
         fig.xaxis.ticker = fig.xgrid.ticker = self._ticker = FixedTicker()
         self._alpha = alpha = by_code("dim", (1.0, theme.dim_alpha))
+        self._stripes = by_code("dim", (0.62, 0.62 * theme.dim_alpha))
         hue = by_code("hue", OWNER_HUES)
         self._band = fig.hbar(
             at("y", 0.5), height=0.96, left=0, right=WINDOW + _GUTTER,
@@ -105,7 +106,7 @@ class Timeline(View):
         solid = fig.quad(**box, source=self.lanes, fill_color=hue, fill_alpha=alpha, line_color=None)
         tall = fig.quad(
             **box, source=self.prefills, fill_color=hue, fill_alpha=alpha, line_color=None, hatch_pattern="vertical_line",
-            hatch_color=ON_OWNER, hatch_alpha=0.62, hatch_scale=3.6, hatch_weight=1.4,
+            hatch_color=ON_OWNER, hatch_alpha=self._stripes, hatch_scale=3.6, hatch_weight=1.4,
         )  # fmt: skip
         self._cached = fig.quad(
             left="x0", right="x1", top="y0", bottom="part", source=self.prefills, fill_alpha=alpha, line_color=None
@@ -170,6 +171,7 @@ class Timeline(View):
         paint_figure(self.figure, theme)
         self.figure.xgrid.grid_line_color = theme.line
         relook(self._alpha, (1.0, theme.dim_alpha))
+        relook(self._stripes, (0.62, 0.62 * theme.dim_alpha))
         relook(self._waits, self._line_colours(theme, dashed=False))
         relook(self._stops, self._line_colours(theme, dashed=True))
         line = f"{theme.cell_line}{round(255 * theme.cell_line_alpha):02X}"
