@@ -22,6 +22,7 @@ from .export import twin_html
 from .layout import Screen
 from .scenarios import scenario
 from .selection import Choices, parse
+from .sentences import Context, lines
 from .theme import OwnerSlots
 from .tick import Tick
 from .viewer import Viewer
@@ -101,6 +102,16 @@ class Workbench:
         """Highlight one request (`select(3)`) or block (`select(block=41)`) in every view; `select(None)` clears."""
         self.choices.selection = parse(target, block=block)
         self.choices.sample = 0
+
+    def explain(self, request: Any = None) -> list[str]:
+        """What happened so far, one sentence an entry, oldest first; given a request (its handle or number), only what
+        happened to that one. As far back as the engine's event log reaches."""
+        events, _, _ = self.engine.events.since(0)
+        context = Context()
+        context.learn(events, self.engine.snapshot())
+        number = getattr(request, "request_id", request)
+        told = lines([event for event in events if number in (None, event.request_id)], context)
+        return [f"{line.headline} {line.consequence}".strip() for line in told]
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
