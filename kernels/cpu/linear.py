@@ -11,8 +11,9 @@ N and K are padded with zeros. A product then reads a panel, and all panels of a
 copy of the weight; `PackedLinear.rows` gives rows back for an embedding that is tied to the output head.
 
 **Product.** The work is the grid of row blocks × panels, in that order, cut into one run of equal length per thread. A
-row block is what fits half of the L2 cache, so that with many rows (prefill) x is read from there while a panel streams
-by; with few (decode) there is one block, and every thread streams its own share of the weight.
+row block fits well into the L2 cache, so that with many rows (prefill) x is read from there while a panel streams by;
+with few (decode) there is one block, and every thread streams its own share of the weight. Of the tiles of a panel only
+the first would wait for memory; so all of them together prefetch the next panel.
 
 Rows do not meet: the result of a row is the same, bit for bit, whatever rows stand beside it and however many threads
 there are. float32 accumulates in float32; bfloat16 products are exact in float32 and accumulate there.
@@ -48,18 +49,19 @@ def _make_product(kind: str):
         group="bfloat16" if kind.startswith("bf16") else "float32",
         name=f"linear_{kind}",
     )
-    def product(x, x_stride, w, bias, bias_step, out, out_stride, out_is_bf16, m, n, steps, block_rows, num_parts):
+    def product(x, x_stride, w, bias, bias_step, out, out_stride, out_is_bf16, m, n, steps, num_blocks, num_parts):
         """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w + bias. bias_step: bytes from panel to panel."""
         panels = (n + COLUMNS - 1) // COLUMNS
-        tasks = (m + block_rows - 1) // block_rows * panels
+        tasks = num_blocks * panels
         panel_bytes = steps * PANEL_STEP
         for part in prange(num_parts):
             sums = np.empty((MAX_ROWS, COLUMNS), np.float32)
             begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
             for task in range(begin, end):
                 panel = task % panels
-                first = task // panels * block_rows
-                rows = min(block_rows, m - first)
+                block = task // panels
+                first = block * m // num_blocks
+                rows = (block + 1) * m // num_blocks - first
                 columns = min(COLUMNS, n - panel * COLUMNS)
                 in_place = out_is_bf16 == 0 and columns == COLUMNS
                 tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
@@ -196,6 +198,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dt
     return PackedLinear(data, bias, n, k, dtype)
 
 
+def _num_blocks(rows: int, row_bytes: int, panels: int) -> int:
+    """Into how many equal row blocks to cut x: each within BLOCK_BYTES, but a tile high; tasks enough to share evenly."""
+    by_cache = -(-rows * row_bytes // BLOCK_BYTES)
+    by_threads = min(-(-4 * num_threads() // panels), rows // (4 * MAX_ROWS))
+    return max(1, min(max(by_cache, by_threads), rows // MAX_ROWS))
+
+
 def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """x [T, K] of the weight's dtype -> [T, N] in `out_dtype`: float32 or bfloat16, x's own by default.
 
@@ -215,7 +224,6 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
         x = F.pad(x, (0, 1)) if packed.in_features % 2 else x
     if x.stride(1) != 1:
         x = x.contiguous()
-    block_rows = MAX_ROWS * max(1, BLOCK_BYTES // (MAX_ROWS * x.shape[1] * x.itemsize))
     bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, PANEL_STEP)
     _PRODUCTS[packed.dtype](
         x.data_ptr(),
@@ -229,7 +237,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
         len(x),
         packed.out_features,
         packed.data.shape[1],
-        block_rows,
+        _num_blocks(len(x), x.shape[1] * x.itemsize, packed.data.shape[0]),
         num_threads(),
     )
     return out
