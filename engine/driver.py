@@ -30,6 +30,7 @@ import torch
 
 from .delivery import deliver
 from .events import Cause, EventKind
+from .gil import prompt_switching
 from .handle import EngineClosed, describe, wait
 from .outputs import StepOutput
 from .record import RequestRecord
@@ -187,12 +188,15 @@ class Driver:
         self._shut_down(core, fault)
 
     def _turn(self, core: EngineCore) -> None:
-        """One step where there is work, else sleep until told something; then everything that was told meanwhile."""
+        """Sleep until told something; or steps, each followed by everything that was told meanwhile, while there is work."""
         if self.paused or not core.has_work:
             self._commands.get()()
-        else:
-            self._step(core)
-        self._run_commands()
+            self._run_commands()
+            return
+        with prompt_switching():
+            while core.has_work and not self.paused and not self._closing:
+                self._step(core)
+                self._run_commands()
 
     def _run_commands(self) -> None:
         with contextlib.suppress(queue.Empty):

@@ -205,6 +205,29 @@ def test_an_idle_engine_uses_no_cpu(engine):
     assert time.process_time() - before < 0.05
 
 
+def test_a_busy_main_thread_does_not_starve_the_engine(make_scripted):
+    """The model sleeps 20 times a step, and each time has to get the interpreter back from this thread."""
+    engine, model = make_scripted([65])
+    forward = model.forward
+
+    def many_calls(batch, storage):
+        for _ in range(20):
+            time.sleep(0)
+        return forward(batch, storage)
+
+    model.forward = many_calls
+    interval = sys.getswitchinterval()
+    handle = engine.submit([1], SamplingParams(temperature=0, max_tokens=40))
+    started = time.monotonic()
+    while not handle.done:
+        sum(range(2000))
+    seconds = time.monotonic() - started
+    assert seconds < 40 * 20 * interval / 2  # with the interpreter's own interval it takes 40 · 20 of these
+    engine.wait_idle(10)
+    time.sleep(0.05)
+    assert sys.getswitchinterval() == interval
+
+
 def test_ten_thousand_requests_leave_queues_events_and_memory_bounded(make_scripted):
     engine, _ = make_scripted([65], max_num_seqs=256, max_num_batched_tokens=512, event_capacity=1000)
     engine.generate([[1]] * 10_000, SamplingParams(temperature=0, max_tokens=1))
