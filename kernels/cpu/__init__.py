@@ -1,20 +1,10 @@
 """The CPU implementation: Numba kernels that run without the GIL, on float32 and bfloat16."""
 
-from ..reference import (
-    add_rms_norm,
-    copy_pages,
-    gather_kv,
-    greedy,
-    linear,
-    pack_linear,
-    page_layout,
-    paged_attention,
-    rms_norm,
-    rotary,
-    sample,
-    silu_mul,
-    write_kv,
-)
+from ..reference import gather_kv, greedy, sample
+from .attention import paged_attention
+from .cache import copy_pages, page_layout, write_kv
+from .elementwise import add_rms_norm, rms_norm, rotary, silu_mul
+from .linear import linear, pack_linear
 
 __all__ = [
     "add_rms_norm",

@@ -209,6 +209,9 @@ class Kernel:
         self.name = name
         self.group = group
         self.parallel = parallel
+        # Compiled functions are linked by their qualified name: two that one maker made around different constants must
+        # not share it, or a cached one may be served the code of the other.
+        function.__qualname__ = name
         self.dispatcher = numba.njit(**options)(function)
         self.dispatcher._cache = _KernelCache(function, name)
         self._arguments, _ = sigutils.normalize_signature(signature)
