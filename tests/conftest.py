@@ -7,7 +7,9 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import pytest
 import tiny
+import torch
 import transformers
+from kvscope.kernels.cpu import compiler
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -23,3 +25,14 @@ def tiny_folder(tmp_path_factory):
 def tiny_folder_without_template(tmp_path_factory):
     """The same model with a tokenizer that has no chat template; read only."""
     return tiny.tiny_llama(tmp_path_factory.mktemp("tiny-base"), chat_template=False)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Products of 64 columns are done before a second thread has woken up; with other work on the machine it costs tenfold."""
+    before = torch.get_num_threads(), compiler.num_threads()
+    torch.set_num_threads(1)
+    compiler.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    compiler.set_num_threads(before[1])
