@@ -7,6 +7,7 @@ compiling kernels. Knows no driver thread and no request.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 from kvscope.kernels import ops
+from kvscope.kernels.cpu import compiler
+from tqdm.auto import tqdm
 
 from .config import EngineConfig
 from .core import EngineCore
@@ -49,6 +52,8 @@ def assemble(config: EngineConfig) -> Assembly:
     num_threads = _set_threads(config.num_threads)
     dtype = _dtype(config.dtype, device)
     kernels = ops.resolve(config.kernels, device, dtype)
+    if kernels.name == "cpu":
+        compiler.warm_up(("common", str(dtype).removeprefix("torch.")), compiler.ProgressBar())
     files = hub.resolve(config.model)
     tokenizer = _load_tokenizer(config, files)
     model = load_model(files, dtype=dtype, device=device, kernels=kernels)
@@ -86,13 +91,35 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _set_threads(wanted: int | None) -> int:
-    """Threads are a property of the process: the latest engine that names a number sets it for all."""
-    from kvscope.kernels.cpu import compiler
+    """Threads are a property of the process: the latest engine that names a number sets it for all.
 
+    Torch counts the CPUs of the machine; where a container grants fewer it is held to those.
+    """
     if wanted is not None:
         compiler.set_num_threads(wanted)
         torch.set_num_threads(wanted)
+    elif torch.get_num_threads() > compiler.available_cpus():
+        torch.set_num_threads(compiler.available_cpus())
     return compiler.num_threads()
+
+
+def _compile(kernels: Ops, dtype: torch.dtype) -> None:
+    """Have every kernel of this dtype compiled (once a machine) or loaded before the first request; a bar shows it."""
+    if kernels.name != "cpu":
+        return
+    from kvscope.kernels.cpu import compiler
+
+    with contextlib.ExitStack() as stack:
+        bar: tqdm | None = None
+
+        def progress(done: int, total: int, name: str) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = stack.enter_context(tqdm(total=total, desc="compiling kernels, once", unit="kernel"))
+            bar.set_postfix_str(name)
+            bar.update(done - bar.n)
+
+        compiler.warm_up({"common", str(dtype).removeprefix("torch.")}, progress)
 
 
 def _load_tokenizer(config: EngineConfig, files: hub.ModelFiles) -> PreTrainedTokenizerBase | None:

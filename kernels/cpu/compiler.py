@@ -49,6 +49,7 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.ufunc import parallel as numba_parallel
+from tqdm.auto import tqdm
 
 # ------------------------------------------------------------------------------------------------ the machine
 
@@ -179,7 +180,8 @@ class _KernelCache(NullCache):
 
     def path(self, signature) -> Path | None:
         arguments = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
-        return cache_folder() and cache_folder() / f"{self._name}-{arguments}"
+        folder = cache_folder()
+        return None if folder is None else folder / f"{self._name}-{arguments}"
 
     def load_overload(self, sig, target_context):
         target_context.refresh()
@@ -296,6 +298,22 @@ def warm_up(
     if progress is not None and missing:
         progress(len(missing), len(missing), "")
     return seconds
+
+
+class ProgressBar:
+    """A hook for `warm_up`: one bar, in a terminal or a notebook, where there is something to compile."""
+
+    def __init__(self):
+        self._bar = None
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc="Compiling CPU kernels, once", unit="kernel")
+        self._bar.set_postfix_str(name, refresh=False)
+        self._bar.update(done - self._bar.n)
+        self._bar.refresh()
+        if done == total:
+            self._bar.close()
 
 
 # ------------------------------------------------------------------------------------------------------ pointers

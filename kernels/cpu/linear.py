@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from numba import float32, prange, uint16, uint32
 
-from .compiler import CPU, array_at, kernel, num_threads
+from .compiler import CPU, array_at, inline, kernel, num_threads
 from .linear_tile import COLUMNS, MAX_ROWS, make_tile
 from .simd import f32_to_bf16
 
@@ -37,6 +37,20 @@ AHEAD = 4096  # bytes of weight to prefetch: about the latency of memory times t
 BLOCK_BYTES = 256 * 1024  # of x in a row block
 
 # ------------------------------------------------------------------------------------------------------ the product
+
+
+@inline
+def _store_sums(sums, height, columns, to, to_stride, as_bf16):
+    """Writes `height` rows of `columns` sums to address `to`, as bfloat16 or float32."""
+    for r in range(height):
+        if as_bf16:
+            rounded = array_at(to + r * to_stride, columns, uint16)
+            for c in range(columns):
+                rounded[c] = f32_to_bf16(sums[r, c])
+        else:
+            plain = array_at(to + r * to_stride, columns, float32)
+            for c in range(columns):
+                plain[c] = sums[r, c]
 
 
 def _make_product(kind: str):
@@ -49,7 +63,7 @@ def _make_product(kind: str):
         group="bfloat16" if kind.startswith("bf16") else "float32",
         name=f"linear_{kind}",
     )
-    def product(x, x_stride, w, bias, bias_step, out, out_stride, out_is_bf16, m, n, steps, num_blocks, num_parts):
+    def product(x, x_stride, w, bias, bias_step, out, out_stride, as_bf16, m, n, steps, num_blocks, num_parts):
         """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w + bias. bias_step: bytes from panel to panel."""
         panels = (n + COLUMNS - 1) // COLUMNS
         tasks = num_blocks * panels
@@ -58,43 +72,28 @@ def _make_product(kind: str):
             sums = np.empty((MAX_ROWS, COLUMNS), np.float32)
             begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
             for task in range(begin, end):
-                panel = task % panels
-                block = task // panels
+                block, panel = task // panels, task % panels
                 first = block * m // num_blocks
                 rows = (block + 1) * m // num_blocks - first
                 columns = min(COLUMNS, n - panel * COLUMNS)
-                in_place = out_is_bf16 == 0 and columns == COLUMNS
+                whole = as_bf16 == 0 and columns == COLUMNS  # then the tile writes into out by itself
+                this, init = w + panel * panel_bytes, bias + panel * bias_step
                 tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
-                this = w + panel * panel_bytes
-                share = PANEL_STEP // tiles  # of the next panel, each step of each tile prefetches so many bytes
+                share = PANEL_STEP // tiles  # bytes of the next panel that each step of each tile prefetches
                 for t in range(tiles):  # as equal as can be: 32 rows are 10 + 11 + 11, not 12 + 12 + 8
                     start = first + t * rows // tiles
                     height = first + (t + 1) * rows // tiles - start
-                    at = out + start * out_stride + panel * COLUMNS * (2 if out_is_bf16 else 4)
-                    to, to_stride = (at, out_stride) if in_place else (sums.ctypes.data, PANEL_STEP)
+                    x_at, to = x + start * x_stride, out + start * out_stride + panel * COLUMNS * (2 if as_bf16 else 4)
                     if tiles == 1 or (task == begin and t == 0):
                         ahead, ahead_step = this + AHEAD, PANEL_STEP
                     elif task + 1 < end:
                         ahead, ahead_step = w + (panel + 1) % panels * panel_bytes + t * steps * share, share
                     else:
                         ahead, ahead_step = this, 0
-                    x_at = x + start * x_stride
-                    init = bias + panel * bias_step
-                    tile(
-                        *(height, x_at, x_stride, this, PANEL_STEP, steps),
-                        *(init, 0, to, to_stride, ahead, ahead_step),
-                    )
-                    if in_place:
-                        continue
-                    for r in range(height):
-                        if out_is_bf16:
-                            rounded = array_at(at + r * out_stride, columns, uint16)
-                            for c in range(columns):
-                                rounded[c] = f32_to_bf16(sums[r, c])
-                        else:
-                            plain = array_at(at + r * out_stride, columns, float32)
-                            for c in range(columns):
-                                plain[c] = sums[r, c]
+                    at, stride = (to, out_stride) if whole else (sums.ctypes.data, PANEL_STEP)
+                    tile(height, x_at, x_stride, this, PANEL_STEP, steps, init, 0, at, stride, ahead, ahead_step)
+                    if not whole:
+                        _store_sums(sums, height, columns, to, out_stride, as_bf16)
 
     return product
 
