@@ -73,7 +73,7 @@ class Blocked(NamedTuple):
     def sentence(self) -> str:
         """The words after "is waiting because"."""
         if self.cause is Cause.NO_FREE_BLOCK:
-            reserve = f" and {self.reserved} are kept in reserve" if self.reserved else ""
+            reserve = f" and {self.reserved} {_are(self.reserved)} kept in reserve" if self.reserved else ""
             return (
                 f"it needs {_count(self.needed, 'block')}; {self.available} {_are(self.available)} available{reserve}"
             )

@@ -90,7 +90,8 @@ def read_back(storage: KVStorage, layer: int, block_ids: Sequence[int], length: 
     """(token id, position) of the first `length` tokens of a block table: int64 [length, 2]."""
     tokens, positions = rows_of(storage, layer)
     rows = np.stack([tokens[block_ids].reshape(-1), positions[block_ids].reshape(-1)], axis=1)
-    return rows[:length].astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN in a page is a wrong history, not a warning
+        return rows[:length].astype(np.int64)
 
 
 def logits_of(histories: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
