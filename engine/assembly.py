@@ -7,7 +7,6 @@ compiling kernels. Knows no driver thread and no request.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import psutil
 import torch
 from kvscope.kernels import ops
 from kvscope.kernels.cpu import compiler
-from tqdm.auto import tqdm
 
 from .config import EngineConfig
 from .core import EngineCore
@@ -101,25 +99,6 @@ def _set_threads(wanted: int | None) -> int:
     elif torch.get_num_threads() > compiler.available_cpus():
         torch.set_num_threads(compiler.available_cpus())
     return compiler.num_threads()
-
-
-def _compile(kernels: Ops, dtype: torch.dtype) -> None:
-    """Have every kernel of this dtype compiled (once a machine) or loaded before the first request; a bar shows it."""
-    if kernels.name != "cpu":
-        return
-    from kvscope.kernels.cpu import compiler
-
-    with contextlib.ExitStack() as stack:
-        bar: tqdm | None = None
-
-        def progress(done: int, total: int, name: str) -> None:
-            nonlocal bar
-            if bar is None:
-                bar = stack.enter_context(tqdm(total=total, desc="compiling kernels, once", unit="kernel"))
-            bar.set_postfix_str(name)
-            bar.update(done - bar.n)
-
-        compiler.warm_up({"common", str(dtype).removeprefix("torch.")}, progress)
 
 
 def _load_tokenizer(config: EngineConfig, files: hub.ModelFiles) -> PreTrainedTokenizerBase | None:

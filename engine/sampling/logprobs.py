@@ -23,7 +23,7 @@ class TopLogprobs:
         self._asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if not self._asked:
             return
-        self._counts = [min(rows[i].params.logprobs, logits.shape[1]) for i in self._asked]  # type: ignore[type-var]
+        self._counts = [min(rows[i].params.logprobs or 0, logits.shape[1]) for i in self._asked]
         where = torch.tensor([rows[i].logits_row for i in self._asked], device=logits.device)
         self._logprobs = torch.log_softmax(logits[where], dim=-1)  # [asked, vocab]
         values, ids = self._logprobs.topk(max(self._counts), dim=-1)  # [asked, most], best first

@@ -89,7 +89,7 @@ def _integer(field: str, value: Any, least: int | None, limit: str) -> int | Non
     if value is None and limit.endswith("None"):
         return None
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    _require(whole and (least is None or value >= least), field, value, limit)
+    _require(whole and (least is None or int(value) >= least), field, value, limit)
     return int(value)
 
 
@@ -109,7 +109,7 @@ def _strings(stop: Any) -> tuple[str, ...]:
 def _token_ids(ids: Any) -> tuple[int, ...]:
     values = () if ids is None else ids
     fine = isinstance(values, list | tuple | set | frozenset) and all(
-        isinstance(t, numbers.Integral) and not isinstance(t, bool) and t >= 0 for t in values
+        isinstance(t, numbers.Integral) and not isinstance(t, bool) and int(t) >= 0 for t in values
     )
     _require(fine, "stop_token_ids", ids, "a list of token ids, 0 or more")
     return tuple(int(t) for t in values)

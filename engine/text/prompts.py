@@ -47,7 +47,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return self._text(prompt)
         if is_conversation(prompt):
-            return self._chat(prompt, template)
+            return self._chat(prompt, template)  # type: ignore[arg-type]
         return EncodedPrompt(None, self._ids(prompt))  # type: ignore[arg-type]
 
     def _text(self, prompt: str) -> EncodedPrompt:
