@@ -64,7 +64,9 @@ def _needed_by(event: Event, context: Context, subject: int = -1) -> str:
 
 
 def kibibytes(size: int) -> str:
-    """720 KiB, 1.5 MiB."""
+    """128 bytes, 720 KiB, 1.5 MiB."""
+    if size < 1024:
+        return _count(size, "byte")
     return f"{size / 1024:,.4g} KiB" if size < 1 << 20 else f"{size / (1 << 20):,.3g} MiB"
 
 
@@ -155,7 +157,9 @@ def _cache_miss(event: Event, context: Context) -> Sentence:
     matched, prompt, step = _n(event, "matched_tokens"), _n(event, "prompt_tokens"), _n(event, "evicted_step", -1)
     at = f" at step {step}" if step >= 0 else ""
     reason = {
-        Cause.NEVER_SEEN: f"no earlier prompt starts with {context.opening(event.request_id)}",
+        Cause.NEVER_SEEN: "no earlier text goes on in the same way"
+        if matched
+        else f"no earlier prompt starts with {context.opening(event.request_id)}",
         Cause.EVICTED: f"its {'next' if matched else 'first'} block was evicted{at}",
         Cause.FIRST_DIFFERENCE: f"its text differs from token {_n(event, 'at_token', matched) + 1:,} on",
         Cause.FULL_BLOCKS_ONLY: f"caching works in full blocks of {context.block_size}",
@@ -215,9 +219,13 @@ def _published(event: Event, context: Context) -> Sentence:
 def _evicted(event: Event, context: Context) -> Sentence:
     if event.cause is Cause.CACHE_RESET:
         return Sentence(f"Block {event.block_id} was evicted {_because(event)}.", "Its text is no longer cached.")
+    idle = _n(event, "idle_steps")
+    unused = (
+        f"It had been unused for longest ({_count(idle, 'step')})." if idle else "It had just lost its last reader."
+    )
     return Sentence(
         f"Block {event.block_id} was evicted because {_needed_by(event, context)} needed a block and none was free.",
-        f"It had been unused for longest ({_count(_n(event, 'idle_steps'), 'step')}). Its text is no longer cached.",
+        f"{unused} Its text is no longer cached.",
     )
 
 

@@ -86,6 +86,7 @@ _IMPORTANCE = (
 )  # fmt: skip
 _RANK = {kind: rank for rank, kind in enumerate(_IMPORTANCE)}
 _SAYS_ADMITTED = (EventKind.CACHE_HIT, EventKind.CACHE_MISS)
+_HIT_SAYS_ENOUGH = (Cause.NEVER_SEEN, Cause.FIRST_DIFFERENCE)  # where a prefix ends because the texts differ
 
 
 def lines(events: Sequence[Event], context: Context | None = None) -> list[Story]:
@@ -94,10 +95,17 @@ def lines(events: Sequence[Event], context: Context | None = None) -> list[Story
     told: list[Story] = []
     evictions: dict[int, list[Event]] = {}
     hit_or_miss = {(e.step, e.request_id) for e in events if e.kind in _SAYS_ADMITTED}
+    hits = {(e.step, e.request_id) for e in events if e.kind is EventKind.CACHE_HIT}
     for event in events:
         if event.kind not in _RANK:
             continue
         if event.kind is EventKind.ADMITTED and (event.step, event.request_id) in hit_or_miss:
+            continue
+        if (
+            event.kind is EventKind.CACHE_MISS
+            and event.cause in _HIT_SAYS_ENOUGH
+            and (event.step, event.request_id) in hits
+        ):
             continue
         if event.kind is EventKind.EVICTED:
             if event.cause is Cause.CACHE_RESET:

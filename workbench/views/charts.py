@@ -166,7 +166,7 @@ def spread_apart(values: Sequence[float], least: float, height: float) -> list[f
     """Places for labels near `values`, at least `least` apart where there is room from 0 to `height`."""
     order = np.argsort(values, kind="stable").tolist()
     places = list(values)
-    lowest = 0.08 * height
+    lowest = 0.13 * height
     for i in order:
         places[i] = max(values[i], lowest)
         lowest = places[i] + least

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bokeh.models import PrintfTickFormatter
-
 from kvscope.engine.events import Event
 
 from ..theme import Theme

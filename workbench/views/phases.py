@@ -65,6 +65,14 @@ class Phases:
                     self.changes += 1
         self._follow(frame, ends)
 
+    @staticmethod
+    def _end(span: Span, phase: str, now: int, num_output_tokens: int) -> int:
+        """The last step of a span that has given way to `phase`. The step that ends a prefill writes the first token."""
+        if span.phase == "prefill" and phase == "decode":
+            end = now - (num_output_tokens - 1)
+            return end if end >= span.first else now
+        return max(span.first, now - 1)
+
     def _rewind(self, step: int) -> None:
         self.changes += 1
         for request_id, spans in list(self.spans.items()):
@@ -89,8 +97,8 @@ class Phases:
         if spans and spans[-1].open:
             spans[-1].open = False
             spans[-1].last = max(spans[-1].first, event.step - 1)
-            if spans[-1].phase == "waiting" and spans[-1].first == event.step:
-                spans.pop()  # admitted in the step of its arrival: it never waited
+            if spans[-1].phase == "waiting" and event.step - spans[-1].first <= 1:
+                spans.pop()  # admitted in the first step after its arrival: it never waited
         self._add(event.request_id, Span(phase, event.step, event.step, why, cached / total if total else 0.0))
 
     def _add(self, request_id: int, span: Span) -> None:
@@ -115,7 +123,7 @@ class Phases:
                 begin = now
                 if spans and spans[-1].open:
                     spans[-1].open = False
-                    spans[-1].last = max(spans[-1].first, now - 1)
+                    spans[-1].last = self._end(spans[-1], phase, now, first.num_output_tokens)
                     begin = spans[-1].last + 1
                 self._add(request_id, Span(phase, begin, now))
                 spans = self.spans[request_id]

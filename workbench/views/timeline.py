@@ -153,7 +153,7 @@ class Timeline(View):
         )  # fmt: skip
         self._now_text.level = "overlay"
         fixed = {"source": self.rows, "x_range_name": "gutter"}
-        self._margin = fig.hbar(at("y", 0.5), height=1.0, left=0, right=_GUTTER - 0.4, line_color=None, **fixed)
+        self._margin = fig.hbar(at("y", 0.5), height=1.02, left=-1, right=_GUTTER - 0.4, line_color=None, **fixed)
         chip = {"left": 0.5, "right": _GUTTER - 1.6, "top": at("y", 0.1), "bottom": at("y", 0.88), **fixed}
         self._chips = fig.quad(**chip, fill_color=hue, fill_alpha=alpha, line_alpha=alpha, border_radius=4)
         bar = {"x0": 1.05, "x1": 1.05, "y0": at("y", 0.22), "y1": at("y", 0.76), **fixed}
