@@ -18,6 +18,8 @@ class StopStrings:
     def __init__(self, stop: Sequence[str], include: bool = False):
         self.stop = tuple(stop)
         self.include = include  # the matched string stays at the end of the text
+        prefixes = {s[:length] for s in self.stop for length in range(1, len(s))}
+        self._prefixes = tuple(sorted(prefixes, key=len, reverse=True))  # proper ones, the longest first
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
@@ -29,9 +31,11 @@ class StopStrings:
             start, end, matched = found
             self._held = ""
             return text[: end if self.include else start], matched
-        keep = max((_overlap(text, stop) for stop in self.stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+        if not text.endswith(self._prefixes):
+            self._held = ""
+            return text, None
+        self._held = next(prefix for prefix in self._prefixes if text.endswith(prefix))
+        return text[: len(text) - len(self._held)], None
 
     def would_match(self, piece: str) -> bool:
         """Whether `push(piece)` would complete a stop string; changes nothing."""
@@ -44,16 +48,9 @@ class StopStrings:
 
     def _first(self, text: str) -> tuple[int, int, str] | None:
         """(start, end, stop string) of the match that ends first, the longest of those."""
-        found = [(start + len(s), start, s) for s in self.stop if (start := text.find(s)) >= 0]
-        if not found:
-            return None
-        end, start, matched = min(found)
-        return start, end, matched
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+        best: tuple[int, int, str] | None = None  # (end, start, stop string)
+        for stop in self.stop:
+            start = text.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else (best[1], best[0], best[2])

@@ -60,4 +60,15 @@ def plain() -> PreTrainedTokenizerFast:
     return _from_words(["hello", "world", "é"], None)
 
 
-FAMILIES = [byte_level, llama_sentencepiece, gemma_sentencepiece, unigram, wordpiece, suffix_bpe, plain]
+class Loud(PreTrainedTokenizerFast):
+    """A tokenizer whose Python class has its own decode."""
+
+    def _decode(self, *args, **kwargs):
+        return super()._decode(*args, **kwargs).upper()
+
+
+def own_decode() -> PreTrainedTokenizerFast:
+    return Loud(tokenizer_object=llama_sentencepiece().backend_tokenizer, eos_token="</s>")
+
+
+FAMILIES = [own_decode, byte_level, llama_sentencepiece, gemma_sentencepiece, unigram, wordpiece, suffix_bpe, plain]
