@@ -11,6 +11,7 @@ _HOMES = {
     "block_map": ("block_map", "BlockMap"),
     "block_tables": ("block_tables", "BlockTables"),
     "throughput": ("throughput", "Throughput"),
+    "memory": ("memory", "KVUse"),
     "timeline": ("timeline", "Timeline"),
 }
 

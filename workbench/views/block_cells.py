@@ -224,9 +224,9 @@ class CellGrid:
 
     def _update_labels(self, frame: Frame, dimmed: np.ndarray) -> None:
         snapshot, rows = frame.snapshot, self.rows
-        names = dict(zip(glyph.sequence_codes(frame).tolist(), frame.labels, strict=True))
 
         def text(changed: np.ndarray, codes: np.ndarray) -> list[str]:
+            names = dict(zip(glyph.sequence_codes(frame).tolist(), frame.labels, strict=True))
             words = [glyph.label_text(code, self.label, names) for code in codes.tolist()]
             self._size_codes[changed] = [min(max(len(word) - 2, 0), len(_FONTS) - 1) for word in words]
             return words

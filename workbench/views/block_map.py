@@ -25,6 +25,7 @@ __all__ = ["BlockMap", "svg"]
 
 LABELLED_UPTO, CELLS_UPTO = 512, 4096
 MANY_OWNERS = 8  # above so many in a large pool colour shows the state
+COUNT_EVERY = 0.25  # seconds between changes of the legend's counts while the engine runs
 _PITCH = 47  # px of a labelled cell with its gap, at most
 
 
@@ -37,6 +38,7 @@ class BlockMap(View):
         self._label = "owner"
         self._num_blocks = 0
         self._counts: dict[str, int] = {}
+        self._counted_at = float("-inf")
         self._legend = Div(sizing_mode="stretch_width", margin=0)
         self._grid: CellGrid | ImageGrid | None = None
         self._marks: StepMarks | None = None
@@ -140,8 +142,9 @@ class BlockMap(View):
         if self._marks is not None:
             self._marks.update(frame)
         counts = glyph.count_states(frame)
-        if counts != self._counts:
-            self._counts = counts
+        late = not frame.running or not 0 <= frame.now - self._counted_at < COUNT_EVERY
+        if counts != self._counts and late:
+            self._counts, self._counted_at = counts, frame.now
             self._legend.styles = self._legend_counts()
 
     def _by_state(self, frame: Frame) -> bool:

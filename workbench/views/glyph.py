@@ -27,10 +27,13 @@ MARKS = ("taken", "evicted", "copied", "locked")  # what one step can do to a bl
 MARK_WORDS = {"taken": "taken", "evicted": "evicted, then taken", "copied": "copied on write", "locked": "in flight"}
 LABELS = ("owner", "id", "generation", "age")
 
+# Plain integers: comparing an array with a member of an enum takes four times as long.
+_EMPTY, _CACHED, _ACTIVE, _SHARED, _PINNED, _IN_FLIGHT = (int(state) for state in BlockState)
+
 # Faces: 0 empty, 1 cached, 2 shared, 3 active where colour shows the state, 4 the selected request there, 5 pinned,
 # then one per hue. Outline, ink and label height follow from the face, so a block is one small integer.
-_ACTIVE, _SELECTED, _PINNED, _FIRST_HUE = 3, 4, 5, 6
-_FACE_OF_STATE = np.array([0, 1, _ACTIVE, 2, _PINNED, _ACTIVE], np.int8)
+_ACTIVE_FACE, _SELECTED_FACE, _PINNED_FACE, _FIRST_HUE = 3, 4, 5, 6
+_FACE_OF_STATE = np.array([0, 1, _ACTIVE_FACE, 2, _PINNED_FACE, _ACTIVE_FACE], np.int8)
 _OWNED = np.array([False, False, True, False, False, True])
 _HUES = len(OWNER_HUES)
 LABEL_RISE = (0, 0, -3.5, -3.5, -3.5, 0, *[-3.5] * _HUES)  # px by face: above the foot where there is one
@@ -38,9 +41,9 @@ OUTLINE_WIDTH = (1, 1, 1, 1, 1, 1.6, *[1] * _HUES)
 
 # Labels: small codes are fixed words, then "×N" by reference count, then sequences.
 _WORDS = ("", "·", "null", "pin", "next")
-_EMPTY, _NULL, _PIN, _NEXT = 1, 2, 3, 4
-_SHARED = 1000
-_SEQUENCE = 1_000_000
+_DOT_LABEL, _NULL_LABEL, _PIN_LABEL, _NEXT_LABEL = 1, 2, 3, 4
+_SHARED_LABEL = 1000
+_SEQUENCE_LABEL = 1_000_000
 
 
 def face_palette(theme: Theme) -> list[str]:
@@ -68,7 +71,7 @@ def face_codes(frame: Frame, *, by_state: bool) -> np.ndarray:
     owner = snapshot.owner[owned]
     if by_state:
         chosen = np.isin(frame.request_ids[owner], list(frame.selected_requests))
-        face[owned] = np.where(chosen, _SELECTED, _ACTIVE)
+        face[owned] = np.where(chosen, _SELECTED_FACE, _ACTIVE_FACE)
     else:
         face[owned] = _FIRST_HUE + frame.owner_slots[owner] % _HUES
     return face
@@ -90,19 +93,19 @@ def label_codes(frame: Frame, kind: str) -> np.ndarray:
     if kind == "id":
         return np.arange(snapshot.num_blocks)
     if kind == "generation":
-        return np.where(state == BlockState.PINNED, 0, snapshot.generation).astype(np.int64)
+        return np.where(state == _PINNED, 0, snapshot.generation).astype(np.int64)
     if kind == "age":
-        idle = np.where(state == BlockState.CACHED, snapshot.step - snapshot.last_used_step, 0)
-        return np.where((state == BlockState.EMPTY) | (state == BlockState.PINNED), -1, idle)
-    codes = np.where(state == BlockState.EMPTY, _EMPTY, 0).astype(np.int64)
-    codes[state == BlockState.PINNED] = _PIN
-    codes[0] = _NULL if state[0] == BlockState.PINNED else codes[0]
-    if len(snapshot.eviction_order) and state[snapshot.eviction_order[0]] == BlockState.CACHED:
-        codes[snapshot.eviction_order[0]] = _NEXT
-    shared = state == BlockState.SHARED
-    codes[shared] = _SHARED + snapshot.ref_count[shared]
+        idle = np.where(state == _CACHED, snapshot.step - snapshot.last_used_step, 0)
+        return np.where((state == _EMPTY) | (state == _PINNED), -1, idle)
+    codes = np.where(state == _EMPTY, _DOT_LABEL, 0).astype(np.int64)
+    codes[state == _PINNED] = _PIN_LABEL
+    codes[0] = _NULL_LABEL if state[0] == _PINNED else codes[0]
+    if len(snapshot.eviction_order) and state[snapshot.eviction_order[0]] == _CACHED:
+        codes[snapshot.eviction_order[0]] = _NEXT_LABEL
+    shared = state == _SHARED
+    codes[shared] = _SHARED_LABEL + snapshot.ref_count[shared]
     owned = _OWNED[state] & (snapshot.owner >= 0)
-    codes[owned] = _SEQUENCE + sequence_codes(frame)[snapshot.owner[owned]]
+    codes[owned] = _SEQUENCE_LABEL + sequence_codes(frame)[snapshot.owner[owned]]
     return codes
 
 
@@ -122,9 +125,9 @@ def label_text(code: int, kind: str, names: dict[int, str]) -> str:
         return "" if code < 0 else str(code)
     if code < len(_WORDS):
         return _WORDS[code]
-    if code < _SEQUENCE:
-        return f"×{code - _SHARED}"
-    return names.get(code - _SEQUENCE, "")
+    if code < _SEQUENCE_LABEL:
+        return f"×{code - _SHARED_LABEL}"
+    return names.get(code - _SEQUENCE_LABEL, "")
 
 
 def count_states(frame: Frame) -> dict[str, int]:
@@ -132,7 +135,7 @@ def count_states(frame: Frame) -> dict[str, int]:
     snapshot = frame.snapshot
     state = snapshot.block_state[1:]
     count = np.bincount(state, minlength=len(BlockState)).tolist()
-    used = (state == BlockState.ACTIVE) | (state == BlockState.SHARED) | (state == BlockState.IN_FLIGHT)
+    used = (state == _ACTIVE) | (state == _SHARED) | (state == _IN_FLIGHT)
     unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
     active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]
     return {
