@@ -1,6 +1,11 @@
-"""kvscope.workbench: the views, their recording and the command line. Loaded on first use."""
+"""kvscope.workbench: the views, their recording and the command line. Loaded on first use.
+
+Importing it inside a notebook also teaches IPython to show a request handle as a widget.
+"""
 
 import importlib
+
+from .handles import register as _register_handles
 
 _HOMES = {"Workbench": ".workbench"}
 
@@ -15,3 +20,6 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return __all__
+
+
+_register_handles()

@@ -10,7 +10,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | data-tab, data-table, data-filter, data-sample | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label | ["label", its value] |
-| a form with data-form | ["submit", {field: text}] |
+| data-send inside data-form | ["submit", {field: text}] |
 | keys | the same messages as the buttons |
 | page shown, or shown again | ["hello", {"dark": bool, "bundle": n}] |
 | the cell's width passes a breakpoint | ["width", "narrow", "medium" or "wide"] |
@@ -29,7 +29,7 @@ UNFOLD_SECONDS = 15
 
 JS = r"""
 const all = window.__kvscope ??= {fold: new Map()};
-for (const view of [...cb_context.index.roots].filter((v) => v.model === root)) attach(view.el);
+for (const view of cb_context.index.find(root)) attach(view.el);
 
 function attach(el) {
   if (el.dataset.kvscope) return;
@@ -74,6 +74,7 @@ function attach(el) {
       if (node === el) break;
       const data = node.dataset;
       if (!data || node.disabled) continue;
+      if (data.send !== undefined) return submit(node.closest("[data-form]"));
       if (data.do) { event.preventDefault(); return act[data.do] ? act[data.do]() : send("do", data.do); }
       if (data.tab) return show(data.tab);
       if (data.table) return send("table", data.table);
@@ -85,14 +86,14 @@ function attach(el) {
     const at = event.composedPath()[0];
     if (!at.matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
   });
-  el.addEventListener("change", (event) => {
+  el.addEventListener("input", (event) => {                  // of all form events the one that leaves a shadow root
     const at = event.composedPath()[0];
     if (at.dataset?.label !== undefined) send("label", at.value);
   });
-  el.addEventListener("submit", (event) => {
-    event.preventDefault();
-    send("submit", Object.fromEntries(new FormData(event.composedPath()[0])));
-  });
+  const submit = (form) => {
+    const fields = [...form.querySelectorAll("[name]")].map((field) => [field.name, field.value]);
+    send("submit", Object.fromEntries(fields));
+  };
   const keys = {" ": "toggle", ArrowRight: "step", "[": "previous", "]": "next", Escape: "clear", t: "tables", r: "room",
                 d: "theme", "?": "help", "/": "prompt"};
   el.addEventListener("keydown", (event) => {
@@ -100,7 +101,7 @@ function attach(el) {
     event.stopPropagation();
     if (at.matches?.("input,textarea,select")) {
       if (event.key === "Escape") el.focus();
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at.form?.requestSubmit();
+      if (event.key === "Enter" && (at.matches("input") || event.ctrlKey || event.metaKey)) submit(at.closest("[data-form]"));
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -123,18 +124,20 @@ function attach(el) {
     } else { all.fold.get(el).remove(); all.fold.delete(el); }
   };
   fold(true);
-  pulse.properties.tags.change.connect(() => { beat = Date.now(); });
+  const closed = () => pulse.tags[2] === "closed";
+  pulse.properties.tags.change.connect(() => { beat = Date.now(); if (closed()) fold(false); });
   let gone = 0;
   const clock = setInterval(() => {
-    if (!el.isConnected) {
-      if (++gone > 20) { clearInterval(clock); fold(false); }
+    if (!el.isConnected) {                                   // scrolled out of a long notebook, or gone for good
+      if (++gone === 2) fold(false);
+      if (gone > 7200) clearInterval(clock);
       return;
     }
     gone = 0;
-    const age = (Date.now() - beat) / 1000, closed = pulse.tags[2] === "closed";
+    const age = (Date.now() - beat) / 1000;
     const label = inside("[data-age]");
-    if (label && !closed) label.textContent = age < 10 ? `updated ${age.toFixed(1)} s ago` : `updated ${Math.round(age)} s ago`;
-    if ((age > STALE && !closed) || stale) {
+    if (label && !closed()) label.textContent = age < 10 ? `updated ${age.toFixed(1)} s ago` : `updated ${Math.round(age)} s ago`;
+    if ((age > STALE && !closed()) || stale) {
       stale = age > STALE;
       const banner = inside("[data-stale]");
       if (banner) {
@@ -142,7 +145,7 @@ function attach(el) {
         banner.querySelector("b").textContent = `No update for ${Math.round(age)} s.`;
       }
     }
-    fold(age < UNFOLD && !closed);
+    fold(age < UNFOLD && !closed());
   }, 500);
 }
 """

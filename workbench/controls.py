@@ -32,7 +32,8 @@ _FIELDS: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
 
 
 def form_html() -> str:
-    """The whole form; it is sent once and never replaced, so that nothing that is being typed is lost."""
+    """The whole form; it is sent once and never replaced, so that nothing that is being typed is lost. It is no <form>:
+    a submit event does not leave its shadow root, and unheard it would leave the page."""
     options = "".join(f'<option value="{name}">{esc(s.title)}</option>' for name, s in SCENARIOS.items())
     fields = "".join(
         f'<label>{label}<input name="{name}" value="{value}" inputmode="decimal" autocomplete="off"></label>'
@@ -40,11 +41,11 @@ def form_html() -> str:
     )
     return (
         f"{panel_head('Submit', '')}"
-        '<form class="form" data-form><label>Scenario<select name="scenario"><option value="">My own prompt</option>'
+        '<div class="form" data-form role="form" aria-label="Submit"><label>Scenario<select name="scenario"><option value="">My own prompt</option>'
         f'{options}</select></label><label>Prompt<textarea name="prompt" rows="2" data-prompt>{esc(DEFAULT_PROMPT)}'
         "</textarea></label><details data-details><summary><span><b>Sampling</b> and length</span></summary>"
-        f'<div class="nums">{fields}</div></details><div class="send"><button class="primary" type="submit" '
-        'title="Ctrl Enter in the prompt">Submit request</button></div></form>'
+        f'<div class="nums">{fields}</div></details><div class="send"><button class="primary" type="button" data-send '
+        'title="Ctrl Enter in the prompt">Submit request</button></div></div>'
     )
 
 

@@ -49,8 +49,10 @@ def _section(view: View, pool_svg: str) -> str:
         rows.append([f"and {left_out:,} more", *[""] * (len(headers) - 1)])
     picture = f"<div>{pool_svg}</div>" if pool_svg and hasattr(view, "svg") else ""
     body = _plain(table(headers, rows)) if rows else ""
+    # Not an <h4>: JupyterLab would list it in the notebook's table of contents.
+    heading = f"margin:14px 0 2px;font-weight:650;color:{LIGHT.ink}"
     return (
-        f'<h4 style="margin:14px 0 2px;color:{LIGHT.ink}">{esc(view.title)}</h4><div style="color:{LIGHT.muted}">'
+        f'<div role="heading" aria-level="4" style="{heading}">{esc(view.title)}</div><div style="color:{LIGHT.muted}">'
         f"{esc(view.summary())}</div>{picture}{body}"
     )
 

@@ -120,21 +120,15 @@ class Screen:
         self._beat_at = 0.0
         self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open"])
         self.root = self._page() if not only else self._alone(only)
-        self.document = Document()
-        self.attach(self.document, twin)
+        self.bus.on_change("tags", lambda _attr, _old, new: self._received(new))
+        self._twin = twin
 
     # -- building -----------------------------------------------------------------------------------------------------
 
-    def attach(self, document: Document, twin: str = "") -> None:
-        """Put the page and its script into a document: the notebook's own, or a session's."""
-        if self.document is not document and self.root.document is not None:
-            self.root.document.remove_root(self.root)
-        self.document = document
-        document.add_root(self.root)
-        self.bus.on_change("tags", lambda _attr, _old, new: self._received(new))
-        tabs = dict(self._tabs)
-        args = {"root": self.root, "bus": self.bus, "pulse": self.pulse, "tabs": tabs}
-        document.js_on_event(DocumentReady, CustomJS(args=args, code=script(twin)))
+    def add_script(self, document: Document) -> None:
+        """The page's script runs when `document` is shown; whoever owns it adds `root` to it."""
+        args = {"root": self.root, "bus": self.bus, "pulse": self.pulse, "tabs": dict(self._tabs)}
+        document.js_on_event(DocumentReady, CustomJS(args=args, code=script(self._twin)))
 
     def _page(self) -> Column:
         wide, not_wide = frozenset({"wide"}), frozenset({"narrow", "medium"})
@@ -153,7 +147,7 @@ class Screen:
                 self._panel("timeline", self._view("timeline"), order=4, tabs="watch"),
             ),
             self._column(
-                self._panel("output", self._output(), widths=wide, tabs="watch"),
+                self._panel("output", self._output(shown=900), widths=wide, tabs="watch"),
                 self._panel("event_log", self._log(shown=8, with_filters=False), widths=wide, tabs="watch"),
                 name="column_wide",
             ),
@@ -164,7 +158,11 @@ class Screen:
             self._column(self._panel("event_log", self._log(), tabs="explain")),
             self._column(self._panel("output", self._output(), tabs="explain")),
         )
-        measure = self._grid("measure", self._panel("throughput", self._view("throughput"), tabs="measure", grid="two"))
+        measure = self._grid(
+            "measure",
+            self._panel("throughput", self._view("throughput"), tabs="measure", grid="two"),
+            self._panel("memory", self._view("memory"), tabs="measure", grid="two"),
+        )
         self._tabs = {"watch": watch, "explain": explain, "measure": measure}
         for name, body in self._tabs.items():
             body.css_classes = _classes(name == self.choices.tab)
@@ -188,8 +186,9 @@ class Screen:
     def _requests(self) -> Requests:
         return Requests(self._theme, texts=self._texts, stylesheets=[self._sheets["parts"]])
 
-    def _output(self) -> Output:
-        return Output(self._theme, texts=self._texts, decode=self._decode, stylesheets=[self._sheets["parts"]])
+    def _output(self, shown: int = 420) -> Output:
+        sheets = [self._sheets["parts"]]
+        return Output(self._theme, texts=self._texts, decode=self._decode, shown=shown, stylesheets=sheets)
 
     def _log(self, **options) -> EventLog:
         return EventLog(self._theme, stylesheets=[self._sheets["parts"]], **options)

@@ -17,7 +17,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import bokeh
-from bokeh.protocol import Protocol
+from bokeh.core.json_encoder import serialize_json
+from bokeh.core.serialization import Serializer
+from bokeh.document import Document
+from bokeh.protocol.messages.patch_doc import patch_doc
 from bokeh.resources import Resources
 from jupyter_bokeh.widgets import BokehModel
 
@@ -26,6 +29,14 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.5  # seconds a fresh display waits for the page's hello before it starts without
 IN_STEP = 3.0  # a hello this soon after the bundle was made comes from a page that has missed nothing
+
+
+def answer_where_the_page_asks(widget: Any) -> None:
+    """Let the page's messages to `widget` run on the subshell that the page chose. ipykernel 7.4 sends them to the shell
+    that published last instead: to the main one, where they would wait for the cell that blocks it."""
+    comm = getattr(widget, "comm", None)
+    if comm is not None and hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, chosen_by_the_page: chosen_by_the_page
 
 
 class ScreenWidget(BokehModel):
@@ -37,9 +48,14 @@ class ScreenWidget(BokehModel):
         self._bundled = time.monotonic()
         self._greeted = False
         self._num_sent = 0
+        self._encoder: Serializer | None = None
+        self._known: set[Any] = set()
+        document = Document()
+        document.add_root(screen.root)
+        screen.add_script(document)
         super().__init__(screen.root)
-        if self.comm is not None and hasattr(self.comm, "_reply_subshell_for"):
-            self.comm._reply_subshell_for = lambda data, chosen_by_the_page: chosen_by_the_page
+        self._document.models.flush_synced()  # the bundle has them all
+        answer_where_the_page_asks(self)
 
     @property
     def awake(self) -> bool:
@@ -52,6 +68,8 @@ class ScreenWidget(BokehModel):
             self._changes.clear()
             self._num_sent = 0
             self.render_bundle = self._model_to_traits(self._model)
+            self._document.models.flush_synced()
+            self._encoder = None
             self._bundled = time.monotonic()
         self._greeted = True
 
@@ -60,12 +78,23 @@ class ScreenWidget(BokehModel):
             return
         changes, self._changes = self._changes, []
         self._num_sent += 1
-        message = Protocol().create("PATCH-DOC", changes)
-        for payload in (message.header_json, message.metadata_json, message.content_json):
+        header = patch_doc.create_header()
+        for payload in (json.dumps(header), "{}", serialize_json({"events": self._encode(changes)})):
             self.send({"msg": "patch", "payload": payload})
-        for buffer in message.buffers:
-            self.send({"msg": "patch", "payload": json.dumps(buffer.ref)})
-            self.send({"msg": "patch"}, [buffer.to_bytes()])
+
+    def _encode(self, changes: list[Any]) -> Any:
+        """Bokeh's own message lists all models of the document every time, which costs more than the changes do. Here
+        that list is made again only after a model was added. An encoder knows models by their address, so the models
+        that it knows are kept as long as it is."""
+        models = self._document.models
+        if self._encoder is None:
+            self._known = models.synced_references
+            self._encoder = Serializer(references=self._known, deferred=False)
+        encoded = self._encoder.encode(changes)
+        if models._new_models:
+            models.flush_synced(lambda model: not self._encoder.has_ref(model))
+            self._encoder = None
+        return encoded
 
     def close(self) -> None:
         with self._lock:

@@ -17,26 +17,31 @@ from collections.abc import Callable
 from typing import Any
 
 PERIOD = 0.1  # seconds between two ticks at best
-SLOWEST = 2.0
 CPU_SHARE = 0.02
-_SMOOTHING = 0.25  # of a new measurement in the running mean
+BURST = 0.1  # CPU seconds that may be saved up, for a tab change or a saved copy
 
 _numbers = itertools.count(1)
 
 
 class Pace:
-    """How long to wait until the next tick: `PERIOD`, or longer where a tick costs more CPU time than its share."""
+    """How long to wait until the next tick: `PERIOD`, or longer where the ticks have used up their share of CPU time.
+
+    A budget fills by `share` CPU seconds a second, up to `BURST`; every tick draws on it. Below zero the next tick waits
+    until it is paid back, so that over any long time the share is never exceeded.
+    """
 
     def __init__(self, share: float = CPU_SHARE):
         self._share = share
-        self.mean = 0.0  # CPU seconds a tick
+        self._budget = BURST
+        self._at: float | None = None
 
-    def spent(self, cpu_seconds: float) -> None:
-        self.mean += _SMOOTHING * (cpu_seconds - self.mean)
-
-    @property
-    def period(self) -> float:
-        return min(SLOWEST, max(PERIOD, self.mean / self._share))
+    def spent(self, cpu_seconds: float, now: float) -> float:
+        """Draw on the budget; seconds to wait."""
+        if self._at is not None:
+            self._budget = min(BURST, self._budget + (now - self._at) * self._share)
+        self._at = now
+        self._budget -= cpu_seconds
+        return max(PERIOD, -self._budget / self._share)
 
 
 class Viewer:
@@ -80,8 +85,8 @@ class Viewer:
             cost = time.thread_time() - begun
             self.cpu_seconds += cost
             self.ticks += 1
-            self.pace.spent(cost)
-            next_tick = time.monotonic() + self.pace.period
+            now = time.monotonic()
+            next_tick = now + self.pace.spent(cost, now)
 
     def _wait(self, seconds: float) -> list[tuple]:
         """Messages that came within `seconds`; returns at the first one, with all that wait behind it."""

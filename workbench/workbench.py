@@ -137,8 +137,8 @@ class Workbench:
             saved = self._twin(shown)
         if oldest is not None:
             oldest.close()
-        display(HTML(notebook.bokehjs_html()))
-        display(shown.widget)
+        display(HTML(notebook.bokehjs_html()), display_id=f"{shown.twin}-script")
+        display(shown.widget, display_id=f"{shown.twin}-live")
         display(HTML(saved), display_id=shown.twin)
 
     def _ipython_display_(self) -> None:
@@ -146,14 +146,14 @@ class Workbench:
 
     def servable(self, **options: Any) -> Any:
         """The page as a Panel object in the current session's document: `Workbench(...).servable()` in an app."""
-        from .app import session_page
+        from .app import Session
 
-        return session_page(self).servable(**options)
+        return Session(self).page().servable(**options)
 
     def __panel__(self) -> Any:
-        from .app import session_page
+        from .app import Session
 
-        return session_page(self)
+        return Session(self).page()
 
     def _take_cell(self, cell: str) -> None:
         """A cell that is run again replaces what it showed; a workbench that nothing shows any more is closed."""
@@ -301,6 +301,12 @@ class _Shown:
         self.screen = Screen(choices, viewer.post, only=view, twin=self.twin, on_select=on_select)
 
     def close(self) -> None:
-        if self.widget is not None:
-            self.widget.close()
-            self.widget = None
+        """Close the widget and empty its output: only the saved copy stays in the notebook."""
+        if self.widget is None:
+            return
+        from IPython.display import HTML, update_display
+
+        self.widget.close()
+        self.widget = None
+        for output in ("script", "live"):
+            update_display(HTML(""), display_id=f"{self.twin}-{output}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from bokeh.models import Column, DataRange1d, Div, InlineStyleSheet, Range1d
+from bokeh.models import Column, Div, InlineStyleSheet, Range1d
 from kvscope.engine.events import EventKind
 
 from ..markup import ICONS, esc, plural, size
@@ -75,14 +75,13 @@ class Header(View):
         self._track = fig = plain_figure(
             self.theme, height=42, sizing_mode="stretch_width", y_range=Range1d(-0.34, 1.1), min_border=0,
             stylesheets=[sheets["track"]] if sheets else [],
-            x_range=DataRange1d(range_padding=0.01, only_visible=True),
+            x_range=Range1d(0, 1),
         )  # fmt: skip
         fig.axis.visible = False
         self._area = fig.varea("step", 0, "used", source=self.sources["use"])
         self._base = fig.line("step", 0, source=self.sources["use"], line_width=1)
         self._ticks = fig.segment("step", 0, "step", -0.28, source=self.sources["evictions"], line_width=1.4)
         self._discs = fig.scatter("step", 0.95, source=self.sources["preemptions"], size=9)
-        fig.x_range.renderers = [self._area]
         self._paint_track()
 
     def _paint_track(self) -> None:
@@ -113,6 +112,8 @@ class Header(View):
                 preempted.append(event.step)
         if steps:
             self.sources["use"].stream({"step": steps, "used": used}, rollover=_TRACK_STEPS)
+            first = max(0, steps[-1] - _TRACK_STEPS)
+            self._track.x_range.update(start=first, end=max(steps[-1], first + 1) + (steps[-1] - first) * 0.01)
         for name, marks in (("evictions", evicted), ("preemptions", preempted)):
             if marks:
                 self.sources[name].stream({"step": sorted(set(marks))}, rollover=_TRACK_STEPS)

@@ -20,7 +20,6 @@ from ..theme import LIGHT, Theme, sample_letter
 from .base import Frame, View, capped, label_of
 from .requests import live_requests, phase
 
-_SHOWN = 900  # characters of the text that stay on screen
 _UNLIKELY = 0.40
 _EVERY = 0.2  # seconds between refreshes while the engine runs
 _STATE_WORDS = {
@@ -45,12 +44,14 @@ class Output(View):
         *,
         texts: Callable[[int], RequestOutput | None] = lambda request_id: None,
         decode: Callable[[int], str] = str,
+        shown: int = 420,
         stylesheets: Sequence = (),
         **callbacks,
     ):
         super().__init__(theme, **callbacks)
         self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
         self._texts, self._decode = texts, decode
+        self._shown = shown  # characters of the text that stay on screen
         self._drawn: tuple | None = None
         self._drawn_at = -1.0
         self._output: RequestOutput | None = None
@@ -163,12 +164,12 @@ class Output(View):
         if completion.logprobs:
             return f'<div class="out">{self._marked(completion)}{caret}</div>{self._alternatives(completion, group)}'
         text = completion.text
-        cut = "… " if len(text) > _SHOWN else ""
-        return f'<div class="out">{cut}{esc(text[-_SHOWN:])}{caret}</div>'
+        cut = "… " if len(text) > self._shown else ""
+        return f'<div class="out">{cut}{esc(text[-self._shown :].lstrip())}{caret}</div>'
 
     def _marked(self, completion: CompletionOutput) -> str:
-        """The newest 90 tokens; an unlikely one is dotted, the newest is framed."""
-        first = max(0, len(completion.token_ids) - 90)
+        """The newest tokens; an unlikely one is dotted, the newest is framed."""
+        first = max(0, len(completion.token_ids) - self._shown // 5)
         pieces = []
         for i in range(first, len(completion.token_ids)):
             token = completion.token_ids[i]

@@ -56,7 +56,8 @@ class Requests(View):
             self._tails = {request_id: self._tail(request_id) for request_id in live}
         rows = "".join(self._row(frame, group) for group in groups)
         done = f'<p class="sum" style="margin:6px 5px 0">{plural(self.num_finished, "request")} finished</p>'
-        text = (f'<div class="reqs">{rows}</div>' if rows else _NOTHING) + (done if self.num_finished else "")
+        rows = f'<div class="reqs">{rows}</div>' if rows else "" if self.num_finished else _NOTHING
+        text = rows + (done if self.num_finished else "")
         if self.root.text != text:
             self.root.text = text
 
