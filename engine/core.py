@@ -19,6 +19,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from .config import EngineConfig
 from .events import Cause, EventKind, EventLog, Journal
 from .kvcache.block_table import BlockTables
@@ -81,6 +83,7 @@ class EngineCore:
 
     # --- one step -------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def step(self) -> StepOutput:
         """Compute one batch. Without work nothing happens and the step number stays."""
         if not self.has_work:

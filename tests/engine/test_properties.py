@@ -3,236 +3,109 @@ the books balance after every operation and every sample that ends has the text 
 
 from __future__ import annotations
 
-import fake_model
-import numpy as np
+from typing import ClassVar
+
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from kvscope.engine import EventKind, RequestRefused, SamplingParams
-from kvscope.engine.events import Cause
+import tiny
+import torch
+from kvscope.engine import EngineConfig, EngineCore
 from kvscope.engine.kvcache import prefix_hash
-from kvscope.engine.request import Request
-
-EOS = 5
-PREFIX = [7, 3, 7, 3, 1, 2, 7, 3, 9, 9, 4, 4, 8, 6]
-# Few starts and few ends, so that prompts repeat, share starts, and differ at and inside block boundaries.
-prompts = st.builds(
-    lambda keep, tail: PREFIX[:keep] + tail,
-    st.sampled_from([0, 3, 7, 8, 11, 14]),
-    st.sampled_from([[2], [6], [2, 5], [2, 6, 6, 2, 1], [7, 7, 7, 7, 7, 7, 7, 7, 7]]),
-)
-options = st.fixed_dictionaries(
-    {
-        "block_size": st.sampled_from([1, 2, 3, 4, 8]),
-        "num_blocks": st.integers(6, 40),
-        "max_num_batched_tokens": st.sampled_from([1, 3, 7, 64]),
-        "max_num_seqs": st.integers(1, 6),
-        "enable_prefix_caching": st.booleans(),
-        "watermark": st.sampled_from([0.0, 0.01, 0.3]),
-        "num_groups": st.sampled_from([1, 1, 2]),
-    }
-)
+from kvscope.engine.kvcache.storage import KVStorage
+from kvscope.engine.models.hub import ModelFiles
+from kvscope.engine.models.loader import load_model
+from kvscope.kernels import ops
+from schedules import EOS, Schedules, check
 
 
-class Schedules(RuleBasedStateMachine):
-    """`hash_block` is the hash of full blocks; a constant one makes every key collide."""
+class LlamaSchedules(Schedules):
+    """The same with a tiny Llama in float32, judged by transformers on each prompt alone. Samples of n > 1 run along."""
 
-    hash_block = staticmethod(prefix_hash.hash_block)
+    kernels = ops.resolve("auto")
+    oracle: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+    longest = 40
 
-    @initialize(options=options)
-    def start(self, options):
-        self.num_groups = options["num_groups"]
-        self.core = fake_model.make_core(eos_token_ids=[EOS], **options)
-        self.model = self.core.runner.model
-        self.requests: dict[int, Request] = {}
-        self.cut: dict[tuple[int, int], int] = {}  # samples ended from outside: (request, child) -> tokens kept
-        self.faulty: set[int] = set()
-        self.steps_without_progress = 0
-
-    # --- operations -----------------------------------------------------------------------------------------------
-
-    @rule(
-        prompt=prompts,
-        max_tokens=st.one_of(st.none(), st.integers(1, 9)),
-        n=st.sampled_from([1, 1, 1, 2, 4]),
-        stop=st.lists(st.integers(0, fake_model.VOCAB - 1), max_size=6),
-        ignore_eos=st.booleans(),
-        min_tokens=st.integers(0, 1),
-        salt=st.sampled_from([None, None, "a", "b"]),
-    )
-    def submit(self, prompt, max_tokens, n, stop, ignore_eos, min_tokens, salt):
-        params = SamplingParams(
-            n=n,
-            temperature=0.0 if n == 1 else 1.0,
-            max_tokens=max_tokens,
-            stop_token_ids=stop,
-            ignore_eos=ignore_eos,
-            min_tokens=min_tokens,
+    def make_core(self, options):
+        options = {k: v for k, v in options.items() if k != "num_groups"}
+        config = EngineConfig(max_model_len=self.longest, **options)
+        storage = KVStorage(
+            self.llama.spec.kv_groups,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=torch.float32,
+            device="cpu",
+            kernels=self.kernels,
         )
-        try:
-            request_id = self.core.add_request(prompt, params, cache_salt=salt)
-        except RequestRefused as refusal:
-            assert str(refusal.needed) in str(refusal) and str(refusal.available) in str(refusal)
-            return
-        self.requests[request_id] = self.core.get(request_id)
+        return EngineCore(Breakable(self.llama), storage, config, eos_token_ids=[EOS])
 
-    @precondition(lambda self: self.core.has_work)
-    @rule()
-    def step(self):
-        before = {(r.id, c.child): c.num_tokens for r in self.requests.values() for c in r.children}
-        first_event = self.core.events.next_index
-        output = self.core.step()
-        assert output.scheduled, "I8: a step with work computes something"
-        events = self.core.events.since(first_event)[0]
-        assert not (output.preempted and any(e.kind in (EventKind.ADMITTED, EventKind.RESUMED) for e in events))
-        assert sum(output.scheduled.values()) <= self.core.config.max_num_batched_tokens
-        for request_id, tokens in output.new_tokens.items():
-            for child, token_id in tokens:
-                seq = self.requests[request_id].children[child]
-                known = before.get((request_id, child), self.requests[request_id].num_prompt_tokens)
-                assert seq.num_tokens == known + 1 and seq.token_ids[-1] == token_id
-        if self.core.scheduler.waiting.head is not None:
-            assert self.core.scheduler.waiting.head.blocked is not None, "I8: whoever waits knows why"
+    def check_pages(self):
+        pass
 
-    @precondition(lambda self: self.core.has_work)
-    @rule(steps=st.integers(2, 12))
-    def steps(self, steps):
-        for _ in range(steps):
-            if self.core.has_work:
-                self.step()
-                self.books_balance()
-
-    def live(self) -> list[Request]:
-        return [request for request in self.requests.values() if not request.finished]
-
-    @precondition(lambda self: self.core.has_work)
-    @rule(data=st.data())
-    def cancel(self, data):
-        request = data.draw(st.sampled_from(self.live()))
-        assert self.core.cancel(request.id) and not self.core.cancel(request.id)
-
-    @precondition(lambda self: self.core.has_work)
-    @rule(data=st.data())
-    def preempt(self, data):
-        self.core.preempt(data.draw(st.sampled_from(self.live())).id)
-
-    @precondition(lambda self: self.core.has_work)
-    @rule(data=st.data())
-    def stop_string(self, data):
-        request = data.draw(st.sampled_from(self.live()))
-        seq = data.draw(st.sampled_from([c for c in request.children if not c.status.is_over]))
-        if seq.num_output_tokens:
-            keep = data.draw(st.integers(max(0, seq.num_output_tokens - 2), seq.num_output_tokens))
-            self.cut[request.id, seq.child] = keep
-            self.core.finish(request.id, seq.child, keep, Cause.STOP_STRING, "stop")
-
-    @rule()
-    def reset(self):
-        idle = not self.core.scheduler.running
-        assert self.core.reset_prefix_cache() or not idle
-
-    @precondition(lambda self: self.core.has_work)
-    @rule(broken_row=st.one_of(st.none(), st.integers(0, 5)))
-    def fault(self, broken_row):
-        if broken_row is None:
-            self.model.fault = RuntimeError("the model broke")
-        else:
-            self.model.broken_rows = [broken_row]
-        failed = self.core.step().finished
-        self.faulty.update(r for r in failed if self.requests[r].status == "failed")
-        self.model.broken_rows = ()
-
-    # --- always true ----------------------------------------------------------------------------------------------
-
-    @invariant()
-    def books_balance(self):
-        self.core.check_integrity()
-        tables, storage = self.core.tables, self.core.runner.storage
-        for block in range(tables.pool.num_blocks):
-            node = tables.index.node_of(block)
-            if node is not None:  # I3: the pages hold the very tokens under which the block is found
-                group = next(g for g, blocks in enumerate(node.blocks) if block in blocks)
-                held = fake_model.read_back(storage, group, [block], tables.block_size)[:, 0]
-                assert held.tolist() == np.frombuffer(node.tokens, np.int64).tolist()
-        for seq in self.core.scheduler.running:
-            assert seq.num_cached_tokens < seq.num_tokens  # I5
-            for group, table in enumerate(seq.block_tables):
-                held = fake_model.read_back(storage, group, table, seq.num_computed_tokens)
-                assert held[:, 0].tolist() == seq.token_ids[: seq.num_computed_tokens].tolist()
-                assert held[:, 1].tolist() == list(range(seq.num_computed_tokens))
-
-    def teardown(self):
-        if not hasattr(self, "core"):
-            return
-        for _ in range(5000):
-            if not self.core.has_work:
-                break
-            self.step()
-            self.books_balance()
-        assert not self.core.has_work, "the engine does not come to an end"
-        pool = self.core.tables.pool
-        assert pool.num_free == pool.num_blocks - 1  # I2
-        for request in self.requests.values():
-            if request.status in ("cancelled", "failed"):
-                assert request.status == "cancelled" or request.id in self.faulty
-                continue
-            for seq in request.children:
-                expected = fake_model.reference(
-                    request.prompt_token_ids,
-                    request.params,
-                    max_tokens=request.max_tokens,
-                    request_id=request.id,
-                    child=seq.child,
-                    num_groups=self.num_groups,
-                    eos_token_ids=[EOS],
-                )
-                kept = self.cut.get((request.id, seq.child), len(expected))
-                assert seq.output_token_ids == expected[:kept]  # I7
+    def expected(self, request, child):
+        params, prompt = request.params, tuple(request.prompt_token_ids)
+        if params.n > 1 or params.min_tokens:
+            return request.children[child].output_token_ids
+        if prompt not in self.oracle:
+            self.oracle[prompt] = tiny.oracle(self.folder, prompt, self.longest - len(prompt))
+        text = self.oracle[prompt][: request.max_tokens]
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        return text[: next((i + 1 for i, token in enumerate(text) if token in ends), len(text))]
 
 
-class CollidingSchedules(Schedules):
-    """The same with a hash that is always equal: only the comparison of text and parent is left."""
+class Breakable:
+    """A model that can be told to fail in the next step."""
 
-    @initialize(options=options)
-    def start(self, options):
-        prefix_hash.hash_block = lambda parent_key, tokens: b"the same for everyone"
-        super().start(options)
+    def __init__(self, model):
+        self.model, self.spec = model, model.spec
+        self.fault, self.broken_rows = None, ()
 
-    def teardown(self):
-        super().teardown()
-        prefix_hash.hash_block = Schedules.hash_block
+    def forward(self, batch, storage):
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+        logits = self.model.forward(batch, storage)
+        for row in self.broken_rows if len(logits) else ():
+            logits[row % len(logits)] = torch.nan
+        self.broken_rows = ()
+        return logits
 
 
-def check(machine: type[RuleBasedStateMachine], examples: int, length: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=length,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            derandomize=True,
-        ),
-    )
+@pytest.fixture
+def colliding_hash(monkeypatch):
+    """Every key is equal: only the comparison of text and parent is left."""
+    monkeypatch.setattr(prefix_hash, "hash_block", lambda parent_key, tokens: b"the same for everyone")
+
+
+@pytest.fixture
+def llama(tiny_folder):
+    LlamaSchedules.folder = tiny_folder
+    files = ModelFiles(folder=tiny_folder, source="test", name="tiny", checksum="")
+    LlamaSchedules.llama = load_model(files, dtype=torch.float32, device="cpu", kernels=LlamaSchedules.kernels)
+    yield
+    del LlamaSchedules.llama
 
 
 def test_random_schedules():
     check(Schedules, 60, 25)
 
 
-def test_random_schedules_where_every_hash_collides():
-    check(CollidingSchedules, 15, 25)
+def test_random_schedules_where_every_hash_collides(colliding_hash):
+    check(Schedules, 15, 25)
+
+
+def test_random_schedules_of_a_llama(llama):
+    check(LlamaSchedules, 8, 25)
 
 
 @pytest.mark.full
 def test_many_random_schedules():
     check(Schedules, 1500, 50)
-    check(CollidingSchedules, 200, 50)
+
+
+@pytest.mark.full
+def test_many_random_schedules_where_every_hash_collides(colliding_hash):
+    check(Schedules, 200, 50)
+
+
+@pytest.mark.full
+def test_many_random_schedules_of_a_llama(llama):
+    check(LlamaSchedules, 300, 50)
