@@ -121,7 +121,7 @@ class Detokenizer:
     def _restart(self) -> None:
         context = self._window[self._num_context :]
         text = self._decode(context)
-        if text.strip():
+        if text:
             self._window, self._num_context, self._num_given = context, len(context), len(text)
 
     def _decode(self, ids: list[int]) -> str:
