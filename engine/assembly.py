@@ -67,6 +67,7 @@ def assemble(config: EngineConfig) -> Assembly:
     )
     storage = _storage(config.num_blocks, config.block_size, model, kernels)  # type: ignore[arg-type]
     core = EngineCore(model, storage, config, eos_token_ids=_eos_token_ids(model, tokenizer))
+    compiler.release_threads()  # this thread has packed the weights; the engine's own thread takes over
     return Assembly(config, core, tokenizer, _info(config, model, storage))
 
 

@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from kvscope.kernels.cpu import compiler
 
 from .delivery import deliver
 from .events import Cause, EventKind
@@ -80,6 +81,7 @@ class Driver:
 
     def submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestRecord:
         """Take a request at once; the core sees it before its next step. Raises RequestRefused, EngineClosed."""
+        compiler.release_threads()  # of whatever the caller computed before: now the engine's thread needs the CPUs
         make_text = None if self._decoder is None else partial(SampleText, self._decoder)
         with self._lock:
             core = self._require_open()
@@ -190,6 +192,7 @@ class Driver:
     def _turn(self, core: EngineCore) -> None:
         """Sleep until told something; or steps, each followed by everything that was told meanwhile, while there is work."""
         if self.paused or not core.has_work:
+            compiler.release_threads()
             self._commands.get()()
             self._run_commands()
             return

@@ -24,6 +24,7 @@ What this module promises:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import math
 import os
@@ -134,6 +135,34 @@ def threading_layer() -> str:
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
     numba_parallel._launch_threads()
     return numba.threading_layer()
+
+
+def release_threads() -> None:
+    """Ends the helper threads that GNU OpenMP keeps for the calling thread. Call it when a thread will rest.
+
+    Every thread that calls a parallel kernel, or a parallel operation of torch, keeps a team of helpers that spin for
+    a moment between calls and so start at once. When all teams together outnumber the CPUs, OpenMP lets none of them
+    spin: each parallel call then takes 35 µs more, in every thread, and a model makes hundreds of calls a step. So
+    whoever loaded a model, and an engine without work, gives its team back; the next call makes a new one in 0.1 ms.
+    """
+    for pause in _pause_functions():
+        pause(2)  # omp_pause_hard; refused, and harmless, inside a parallel region
+
+
+@cache
+def _pause_functions() -> list[Callable]:
+    """`omp_pause_resource_all` of every libgomp that may serve this process: torch's, and the one Numba links.
+
+    LLVM's and Intel's OpenMP are left alone: there the function ends the teams of all threads.
+    """
+    found = []
+    with contextlib.suppress(ImportError, OSError, TypeError):
+        from numba.np.ufunc import omppool
+
+        for library in map(ctypes.CDLL, (None, omppool.__file__)):
+            if hasattr(library, "omp_pause_resource_all") and not hasattr(library, "__kmpc_fork_call"):
+                found.append(library.omp_pause_resource_all)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- the cache

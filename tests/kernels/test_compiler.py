@@ -95,6 +95,24 @@ print(compiler.threading_layer(), *[int(v) for a in arrays for v in (a.min(), a.
     assert lines == ["workqueue 200 200 200 200"]
 
 
+@pytest.mark.skipif(not compiler._pause_functions(), reason="only GNU OpenMP keeps a team for every calling thread")
+def test_a_resting_thread_gives_its_helpers_back():
+    lines = child(
+        """
+a = np.zeros(10)
+alone = len(os.listdir("/proc/self/task"))
+for _ in range(2):
+    count(a.ctypes.data, a.size, 2)
+    helped = len(os.listdir("/proc/self/task"))
+    compiler.release_threads()
+    print(helped - alone, len(os.listdir("/proc/self/task")) - alone, a[0])
+""",
+        NUMBA_NUM_THREADS="2",
+        OMP_NUM_THREADS="2",
+    )
+    assert lines == ["1 0 1.0", "1 0 2.0"]
+
+
 CACHE_STORY = """
 a = np.zeros(10)
 print(count.is_cached())
