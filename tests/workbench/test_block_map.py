@@ -252,7 +252,8 @@ def test_the_svg_shows_the_same_cells():
     _, frame, _ = drawn(131)
     text = svg(frame, DARK)
     assert text.startswith("<svg") and text.count(">×10</text>") == 4 and ">next</text>" in text
-    assert "<title>114 of 127 blocks are in use" in text and len(text) < 60_000
+    assert "<title>114 of 127 blocks are in use" in text and len(text) < 40_000
+    assert drawn(131)[0].svg(DARK) == text and BlockMap().svg() == ""
     large = svg(FakeSource(FakeEngine(16_384)).frame(steps=30))
     assert len(large) < 60_000
 

@@ -183,6 +183,10 @@ class BlockMap(View):
             return "Each square is one block of KV memory."
         return summary(self.frame)
 
+    def svg(self, theme: Theme = LIGHT) -> str:
+        """The pool as one SVG, for a saved notebook; "" before the first frame."""
+        return "" if self.frame is None else svg(self.frame, theme)
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         headers = ["Owner", "Blocks", "Written slots", "Unwritten"]
         if self.frame is None:

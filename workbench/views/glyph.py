@@ -178,19 +178,22 @@ def block_svg(
     faces = (theme.free, theme.cached, hue, theme.shared, theme.cached, hue)
     lines = (theme.free_line, theme.line2, theme.cell_line, theme.cell_line, theme.ink, theme.cell_line)
     box = f'x="{x + 0.5:g}" y="{y + 0.5:g}" width="{size - 1:g}" height="{size - 1:g}" rx="{radius:.3g}"'
-    parts = [f'<rect {box} fill="{faces[state]}"/>']
-    if state == BlockState.CACHED:
-        parts.append(f'<rect {box} fill="url(#kv-hatch-{theme.name})" fill-opacity="{1 - 0.65 * idle:.2g}"/>')
+    opacity = theme.cell_line_alpha if faces[state] in (hue, theme.shared) else 1
+    weight = ' stroke-width="1.6"' if state == BlockState.PINNED else ""
+    stroke = f'stroke="{lines[state]}"{weight}' + (f' stroke-opacity="{opacity:g}"' if opacity < 1 else "")
     unwritten = state in (BlockState.ACTIVE, BlockState.SHARED, BlockState.IN_FLIGHT) and written < 1
-    if unwritten:
+    if state == BlockState.CACHED:
+        hatch = f'fill="url(#kv-hatch-{theme.name})" fill-opacity="{1 - 0.65 * idle:.2g}"'
+        parts = [f'<rect {box} fill="{faces[state]}"/><rect {box} {hatch} {stroke}/>']
+    elif unwritten:
         foot, left = max(5, round(size * FOOT)), x + size * written
         bite = f'x="{left:.4g}" y="{y + size - foot:g}" width="{x + size - 0.5 - left:.4g}" height="{foot - 0.5:g}"'
-        parts.append(f'<rect {bite} fill="{theme.panel}"/><rect {bite} fill="url(#kv-dots-{theme.name})"/>')
-    opacity = theme.cell_line_alpha if faces[state] in (hue, theme.shared) else 1
-    weight = 1.6 if state == BlockState.PINNED else 1
-    parts.append(
-        f'<rect {box} fill="none" stroke="{lines[state]}" stroke-opacity="{opacity:g}" stroke-width="{weight}"/>'
-    )
+        parts = [
+            f'<rect {box} fill="{faces[state]}"/><rect {bite} fill="{theme.panel}"/>'
+            f'<rect {bite} fill="url(#kv-dots-{theme.name})"/><rect {box} fill="none" {stroke}/>'
+        ]
+    else:
+        parts = [f'<rect {box} fill="{faces[state]}" {stroke}/>']
     if state == BlockState.PINNED:
         parts.append(
             f'<path d="M{x:g} {y:g}h{size * 0.3:.3g}l{-size * 0.3:.3g} {size * 0.3:.3g}z" fill="{theme.ink}"/>'
@@ -215,8 +218,8 @@ def block_svg(
         ink = (theme.line2, theme.ink, ON_OWNER, theme.shared_ink, theme.ink, ON_OWNER)[state]
         middle = y + size * (0.42 if upper else 0.5) + font_size * 0.36
         parts.append(
-            f'<text x="{x + size / 2:g}" y="{middle:.4g}" text-anchor="middle" font-size="{font_size:g}" '
-            f'font-weight="700" fill="{ink}">{escape(text)}</text>'
+            f'<text x="{x + size / 2:g}" y="{middle:.4g}" font-size="{font_size:g}" fill="{ink}" font-weight="700" '
+            f'text-anchor="middle">{escape(text)}</text>'
         )
     return "".join(parts)
 
