@@ -24,7 +24,7 @@ from kvscope.engine.models.base import Model
 from kvscope.engine.sampling.params import SamplingParams
 from kvscope.kernels.ops import Ops
 
-NEW_TOKENS = 20
+NEW_TOKENS = 24
 _TEXT = [(61 * i * i + 17 * i + 5) % 256 for i in range(400)]
 MAIN = _TEXT[:45]
 MATES = [_TEXT[100:101], _TEXT[110:117], MAIN[:33] + _TEXT[200:207], _TEXT[120:152], MAIN[:33], _TEXT[160:220]]
@@ -83,6 +83,7 @@ def make_core(model: Model, kernels: Ops, setting: Setting, prompts: list[list[i
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=setting.chunk,
         enable_prefix_caching=setting.cache != "off",
+        watermark=0,  # admit as many as fit, so that they run out of blocks when they grow
     )
     spec = model.spec
     storage = KVStorage(
