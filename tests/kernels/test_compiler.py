@@ -21,7 +21,7 @@ from numba import prange
 from kvscope.kernels.cpu import compiler
 from kvscope.kernels.cpu.compiler import array_at, kernel
 
-@kernel("void(int64, int64, int64)", parallel=True)
+@kernel("void(int64, int64, int64)", parallel=True, group="story")
 def count(address, n, parts):
     values = array_at(address, n, numba.float64)
     for part in prange(parts):
@@ -116,7 +116,7 @@ for _ in range(2):
 CACHE_STORY = """
 a = np.zeros(10)
 print(count.is_cached())
-compiler.warm_up(groups=["common"], progress=lambda done, total, name: print(done, total, name))
+compiler.warm_up(groups=["story"], progress=lambda done, total, name: print(done, total, name))
 count(a.ctypes.data, a.size, 2)
 print(a.sum(), numba.config.CACHE_DIR == "")
 """
