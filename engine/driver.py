@@ -69,7 +69,7 @@ class Driver:
         self._closing = False  # the thread is to end, and nothing is taken any more
         self._why_closed = "this engine is closed; make a new one with Engine(...)"
         self._last_snapshot: EngineSnapshot | None = None
-        self._last_metrics: dict[str, Any] = {}
+        self._last_metrics: dict[str, float] = {}
         self._last_metrics_text = ""
         self._thread = threading.Thread(target=self._run, name=f"kvscope-engine-{next(_numbers)}", daemon=True)
 
@@ -138,7 +138,7 @@ class Driver:
         assert self._last_snapshot is not None
         return self._last_snapshot
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, float]:
         with contextlib.suppress(EngineClosed):
             return self.call(lambda core: core.metrics())
         return dict(self._last_metrics)

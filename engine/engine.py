@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from .assembly import assemble
 from .config import EngineConfig, EngineOptions, signature
@@ -187,7 +187,7 @@ class Engine:
         """The engine between two steps, copied. Waits for one step at most; of a closed engine, its last state."""
         return self._driver.snapshot()
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, float]:
         """Counters, gauges and histograms by name, vLLM's where it has one. Of a closed engine, the last ones."""
         return self._driver.metrics()
 
