@@ -26,7 +26,7 @@ from numba.extending import intrinsic, models, register_model
 
 from .compiler import inline
 
-I1, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 class BFloat(ir.Type):
@@ -154,27 +154,6 @@ def store_f32(builder, address, vector):
     store(builder, vector, address)
 
 
-def _first(builder, count):
-    """The mask of the first `count` of 16 lanes (all, if more)."""
-    lanes = ir.Constant(ir.VectorType(I64, 16), list(range(16)))
-    return builder.icmp_signed("<", lanes, splat_ir(builder, count, 16))
-
-
-@operation(f32x16, int64, int64, float32)
-def load_first_f32(builder, address, count, fill):
-    """The first `count` floats at `address`, and `fill` in the other lanes; memory past them is not touched."""
-    pointer = builder.inttoptr(address, F32X16.as_pointer())
-    args = [pointer, _first(builder, count), splat_ir(builder, fill, 16)]
-    return call(builder, "llvm.masked.load.v16f32.p0", F32X16, args)
-
-
-@operation(types.void, int64, f32x16, int64)
-def store_first_f32(builder, address, vector, count):
-    """Stores the first `count` lanes; memory past them is not touched."""
-    pointer = builder.inttoptr(address, F32X16.as_pointer())
-    call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), [vector, pointer, _first(builder, count)])
-
-
 @operation(bf16x32, int64)
 def load_bf16(builder, address):
     """32 bfloat16, which is 16 pairs for `dot_bf16`."""
@@ -187,24 +166,10 @@ def broadcast_pair(builder, address):
     return builder.bitcast(splat_ir(builder, load(builder, address, I32), 16), BF16X32)
 
 
-@operation(f32x16, int64)
-def load_bf16_as_f32(builder, address):
-    """16 bfloat16, widened to float32."""
-    return builder.fpext(load(builder, address, BF16X16), F32X16)
-
-
 @operation(types.void, int64, f32x16)
 def store_as_bf16(builder, address, vector):
     """Rounds 16 float32 to the nearest bfloat16, ties to even, and stores them."""
     store(builder, builder.fptrunc(vector, BF16X16), address)
-
-
-@operation(types.void, int64, f32x16, int64)
-def store_first_as_bf16(builder, address, vector, count):
-    """Rounds and stores the first `count` lanes; memory past them is not touched."""
-    pointer = builder.inttoptr(address, ir.VectorType(I16, 16).as_pointer())
-    bits = builder.bitcast(builder.fptrunc(vector, BF16X16), ir.VectorType(I16, 16))
-    call(builder, "llvm.masked.store.v16i16.p0", ir.VoidType(), [bits, pointer, _first(builder, count)])
 
 
 # ------------------------------------------------------------------------------------------------------ arithmetic
@@ -281,8 +246,8 @@ def exp2(builder, x):
     for coefficient in (*EXP2_COEFFICIENTS[1:], 1.0):
         p = call(builder, "llvm.fma.v16f32", F32X16, [p, f, ir.Constant(F32X16, [coefficient] * 16)])
     # scalef multiplies by 2^whole and saturates to 0 and inf by itself; f is NaN for infinite x, hence the select
-    ones = ir.Constant(ir.IntType(16), -1)
-    args = [p, whole, ir.Constant(F32X16, [0.0] * 16), ones, I32(4)]
+    all_lanes = ir.Constant(ir.IntType(16), -1)
+    args = [p, whole, ir.Constant(F32X16, [0.0] * 16), all_lanes, I32(4)]
     scaled = call(builder, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, args)
     low = builder.fcmp_ordered("<", x, ir.Constant(F32X16, [-126.0] * 16))
     scaled = builder.select(low, ir.Constant(F32X16, [0.0] * 16), scaled)
@@ -328,11 +293,12 @@ def rint_f32(builder, x):
 @inline
 def exp2_f32(x):
     """2^x of a float32 as `exp2`, for x < 127.5 and for loops that LLVM vectorises."""
-    x = max(x, float32(-127.0))
-    whole = rint_f32(x)
-    f = x - whole
+    clamped = max(x, float32(-127.0))
+    whole = rint_f32(clamped)
+    f = clamped - whole
     p = float32(EXP2_COEFFICIENTS[0])
     for i in range(1, 6):
         p = p * f + float32(EXP2_COEFFICIENTS[i])
     p = p * f + float32(1.0)
-    return p * float_of(uint32(int32(whole) + int32(127)) << uint32(23)) if x >= float32(-126.0) else float32(0.0)
+    result = p * float_of(uint32(int32(whole) + int32(127)) << uint32(23))
+    return result if x >= float32(-126.0) else (float32(0.0) if x < float32(-126.0) else x)

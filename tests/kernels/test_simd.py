@@ -29,11 +29,7 @@ def vector_operations(x, out):
     simd.store_f32(out + 64, simd.splat(simd.sum_of(v)))
     simd.store_f32(out + 128, simd.splat(simd.max_of(v)))
     simd.store_f32(out + 192, simd.maximum(simd.fma(v, v, v), simd.sub(simd.add(v, v), simd.mul(v, v))))
-    simd.store_first_f32(out + 256, v, 5)
-    simd.store_f32(out + 320, simd.load_first_f32(x, 3, 7.0))
-    simd.store_as_bf16(out + 384, v)
-    simd.store_first_as_bf16(out + 416, v, 5)
-    simd.store_f32(out + 448, simd.load_bf16_as_f32(out + 384))
+    simd.store_as_bf16(out + 256, v)
     simd.prefetch(x - (1 << 40))  # not mapped: no fault
 
 
@@ -59,18 +55,13 @@ def test_scalars_on_any_machine():
 @pytest.mark.parametrize("seed", range(3))
 def test_vectors(seed):
     x = torch.randn(16, generator=torch.Generator().manual_seed(seed)) * 20
-    out = torch.full((8, 16), -1.0)
+    out = torch.empty(5, 16)
     vector_operations(x.data_ptr(), out.data_ptr())
     torch.testing.assert_close(out[0], torch.exp2(x.double()).float(), rtol=3e-7, atol=0)
     torch.testing.assert_close(out[1], x.sum().expand(16), rtol=1e-5, atol=1e-4)
     assert torch.equal(out[2], x.max().expand(16))
     torch.testing.assert_close(out[3], torch.maximum(x * x + x, x + x - x * x), rtol=1e-6, atol=1e-5)
-    assert torch.equal(out[4], torch.cat([x[:5], torch.full((11,), -1.0)]))
-    assert torch.equal(out[5], torch.cat([x[:3], torch.full((13,), 7.0)]))
-    halves = out[6].view(torch.bfloat16)
-    assert torch.equal(halves[:16], x.bfloat16()) and torch.equal(halves[16:21], x[:5].bfloat16())
-    assert torch.equal(out[6, 11:], torch.full((5,), -1.0))  # the rest of the masked store
-    assert torch.equal(out[7], x.bfloat16().float())
+    assert torch.equal(out[4].view(torch.bfloat16)[:16], x.bfloat16())
 
 
 @vectors
@@ -93,7 +84,7 @@ def test_exp2_at_its_ends():
         0.5,
         -0.5,
     ]
-    x, out = torch.tensor(ends), torch.empty(8, 16)
+    x, out = torch.tensor(ends), torch.empty(5, 16)
     vector_operations(x.data_ptr(), out.data_ptr())
     want = torch.where(x < -126, 0.0, torch.exp2(x))
     torch.testing.assert_close(out[0], want, rtol=3e-7, atol=0, equal_nan=True)
