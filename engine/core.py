@@ -70,6 +70,7 @@ class EngineCore:
             block_bytes=storage.block_bytes,
             enable_prefix_caching=config.enable_prefix_caching,
             journal=self.journal,
+            metrics=self.counters,
         )
         self.door = Door(config, vocab_size=model.spec.vocab_size, num_groups=self.num_groups)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)

@@ -55,7 +55,7 @@ COUNTERS = {
     "kvscope:requests_refused_total": "Requests refused when they were added",
     "kvscope:steps_total": "Steps that computed something",
 }
-FINISHED_REASONS = ("stop", "length", "cancelled", "error")  # label of vllm:request_success_total
+FINISHED_REASONS = ("stop", "length", "abort", "error")  # label of vllm:request_success_total
 HISTOGRAMS = {
     "vllm:iteration_tokens_total": ("Tokens computed in one step", TOKEN_BUCKETS),
     "vllm:request_prompt_tokens": ("Prompt tokens of finished requests", TOKEN_BUCKETS),

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..events import Cause, EventKind, Journal
+from ..metrics import Metrics
 from .block_pool import NULL_BLOCK, BlockPool
 from .prefix_hash import Miss, PrefixIndex, PrefixNode
 
@@ -35,16 +36,16 @@ class BlockTables:
         block_bytes: int,
         enable_prefix_caching: bool,
         journal: Journal,
+        metrics: Metrics,
     ):
         self.block_size = block_size
         self.num_groups = num_groups
         self.block_bytes = block_bytes
         self.enable_prefix_caching = enable_prefix_caching
         self.journal = journal
+        self.metrics = metrics
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, num_groups=num_groups)
-        self.num_evicted = 0
-        self.num_copied = 0
         self._copies: list[list[tuple[int, int]]] = [[] for _ in range(num_groups)]
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -124,7 +125,7 @@ class BlockTables:
             "needed_by_child": needed_by.child,
         }
         self._uncache(block, Cause.LEAST_RECENTLY_USED, numbers)
-        self.num_evicted += 1
+        self.metrics.count("kvscope:blocks_evicted_total")
 
     def _uncache(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
         """Nothing finds the block's text from here on: out of the index and out of the pool's cached blocks."""
@@ -148,7 +149,7 @@ class BlockTables:
         pool.fill(copy, tokens)
         pool.release(source, self.journal.step)
         self._copies[group].append((source, copy))
-        self.num_copied += 1
+        self.metrics.count("kvscope:blocks_copied_total")
         reader = next(s for s in seq.request.children if source in s.block_tables[group])
         numbers = {
             "source": source,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from itertools import islice
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -151,7 +152,7 @@ class PrefixIndex:
         return Miss(Cause.NEVER_SEEN)
 
     def _is_under_another_root(self, root: PrefixNode, tokens: bytes) -> bool:
-        others = [other for other in list(self._roots.values())[:MAX_ROOTS_COMPARED] if other is not root]
+        others = [other for other in islice(self._roots.values(), MAX_ROOTS_COMPARED) if other is not root]
         found = (self._find(other, hash_block(other.key, tokens), tokens) for other in others)
         return any(node is not None and node.is_cached for node in found)
 
@@ -223,7 +224,7 @@ class PrefixIndex:
 
 
 def _newest(children: dict[PrefixNode, None]) -> list[PrefixNode]:
-    return [node for node, _ in zip(reversed(children), range(MAX_CHILDREN_COMPARED), strict=False)]
+    return list(islice(reversed(children), MAX_CHILDREN_COMPARED))
 
 
 def _common_tokens(a: bytes, b: bytes) -> int:

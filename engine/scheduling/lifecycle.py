@@ -20,6 +20,8 @@ from ..sampling.sampler import Sampled, SampleRow
 from .plan import Plan
 from .scheduler import Scheduler
 
+_FINISHED_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # ours -> vLLM's label
+
 
 def sample_rows(plan: Plan) -> list[SampleRow]:
     """One row per token that the step will choose. A request that has yet to fork gives n rows that read the same logits:
@@ -101,18 +103,14 @@ class Lifecycle:
     # --- the end of a sample --------------------------------------------------------------------------------------
 
     def finish(self, seq: Sequence, cause: Cause, stop_reason: int | str | None, num_tokens: int | None = None) -> None:
-        """End a sample, after its first `num_tokens` output tokens where given. One that is over already keeps its status;
-        only what it says about its end is corrected."""
-        was_over = seq.status.is_over
+        """End a sample, after its first `num_tokens` output tokens where given. For one that has finished already only the
+        record of its end is corrected; its event and the counters stand, and so does a cancelled or failed sample."""
+        if seq.status in (RequestStatus.CANCELLED, RequestStatus.FAILED):
+            return
         if num_tokens is not None and num_tokens < seq.num_output_tokens:
             self._truncate(seq, num_tokens)
-        if was_over and seq.finish_cause is not Cause.CANCELLED and seq.finish_cause is not Cause.FAILED:
-            self.metrics.finished[seq.finish_reason] -= 1
-        elif was_over:
-            return
         seq.finish_cause, seq.stop_reason = cause, stop_reason
-        self.metrics.finished[seq.finish_reason] += 1
-        if was_over:
+        if seq.status is RequestStatus.FINISHED:
             return
         freed, cached = self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED)
         numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached,
@@ -134,7 +132,6 @@ class Lifecycle:
         for seq in _live(request):
             seq.finish_cause = Cause.CANCELLED
             freed, cached = self._leave(seq, RequestStatus.CANCELLED, Cause.CANCELLED)
-            self.metrics.finished["cancelled"] += 1
             numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached}
             self.journal.emit(EventKind.CANCELLED, request.id, seq.child, cause=cause, numbers=numbers)
 
@@ -150,7 +147,6 @@ class Lifecycle:
                     self.tables.withdraw(seq, cause)
                 seq.finish_cause = Cause.FAILED
                 freed, _ = self._leave(seq, RequestStatus.FAILED, Cause.FAILED)
-                self.metrics.finished["error"] += 1
                 self.journal.emit(EventKind.FAILED, request.id, seq.child, cause=cause, numbers={"freed_blocks": freed},
                                   text=f"{type(fault).__name__}: {fault}")  # fmt: skip
             pool = self.tables.pool
@@ -166,6 +162,7 @@ class Lifecycle:
         counts = self.scheduler.remove(seq, cause)
         seq.status = status
         request = seq.request
+        self.metrics.finished[_FINISHED_REASONS[seq.finish_reason]] += 1
         self.metrics.observe("vllm:request_generation_tokens", seq.num_output_tokens)
         if request.finished:
             self._ended.append(request)

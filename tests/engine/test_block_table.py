@@ -123,6 +123,7 @@ def test_the_least_recently_used_text_is_evicted_first_and_its_end_before_its_st
     core.add_request([3] * 14, greedy(1))
     run(core)
     assert [e.block_id for e in events(core, EventKind.EVICTED)] == [4, 3]
+    assert core.metrics()["kvscope:blocks_evicted_total"] == 2
 
 
 def test_n_samples_share_a_partial_block_and_make_exactly_n_minus_1_copies():
@@ -140,7 +141,7 @@ def test_n_samples_share_a_partial_block_and_make_exactly_n_minus_1_copies():
         (2, 5, 2, 3),
     ]
     assert all(e.numbers["tokens"] == 2 and e.numbers["bytes"] == 64 for e in copies)
-    assert core.tables.num_copied == 3
+    assert core.metrics()["kvscope:blocks_copied_total"] == 3
     run(core)
     outputs = [c.output_token_ids for c in core.get(1).children]
     assert len(set(map(tuple, outputs))) == 4
@@ -154,7 +155,7 @@ def test_n_samples_of_a_prompt_of_full_blocks_copy_nothing():
     core.step()
     core.step()
     assert [table(core, 1, c) for c in range(3)] == [[1, 2], [1, 3], [1, 4]]
-    assert core.tables.num_copied == 0
+    assert core.metrics()["kvscope:blocks_copied_total"] == 0
 
 
 def test_samples_that_end_at_once_leave_the_block_to_the_last_which_writes_in_place():
@@ -164,7 +165,7 @@ def test_samples_that_end_at_once_leave_the_block_to_the_last_which_writes_in_pl
     core.finish(1, 0, 1, Cause.STOP_STRING, "x")
     core.finish(1, 1, 1, Cause.STOP_STRING, "x")
     core.step()
-    assert table(core, 1, 2) == [1, 2] and core.tables.num_copied == 0
+    assert table(core, 1, 2) == [1, 2] and core.metrics()["kvscope:blocks_copied_total"] == 0
 
 
 def test_two_groups_have_a_table_each_out_of_one_pool():

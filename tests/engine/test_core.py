@@ -84,8 +84,8 @@ def test_a_stop_string_on_the_very_last_token_corrects_the_record_and_ends_nothi
     assert not core.finish(1, 0, 4, Cause.STOP_STRING, "abc")
     assert sample(core, 1).finish_reason == "stop" and len(events(core, EventKind.FINISHED)) == 1
     metrics = core.metrics()
-    assert metrics['vllm:request_success_total{finished_reason="stop"}'] == 1
-    assert metrics['vllm:request_success_total{finished_reason="length"}'] == 0
+    assert metrics['vllm:request_success_total{finished_reason="stop"}'] == 0, "a counter never falls"
+    assert metrics['vllm:request_success_total{finished_reason="length"}'] == 1
 
 
 def test_finish_refuses_more_tokens_than_there_are():
@@ -425,12 +425,14 @@ def test_a_stopped_engine_holds_a_bounded_queue_whatever_is_submitted_and_cancel
 
 
 def bookkeeping(num_seqs: int, *, num_blocks: int = 8192, num_waiting: int = 0) -> tuple[float, float]:
-    """Median seconds of a decode step whose model and sampler cost nothing, and of a snapshot."""
+    """Median CPU seconds of a decode step whose model and sampler cost nothing, and of a snapshot. The thread's own time,
+    so that a busy machine does not count."""
     core = make_core(
         block_size=16,
         num_blocks=num_blocks,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=2048,
+        max_waiting_requests=20_000,
         watermark=0.01,
     )
     core.runner.model.forward = lambda batch, storage: torch.zeros(len(batch.logits_indices), 1)
@@ -438,35 +440,31 @@ def bookkeeping(num_seqs: int, *, num_blocks: int = 8192, num_waiting: int = 0) 
     for i in range(num_seqs):
         core.add_request([i % VOCAB, *range(90), i // VOCAB], greedy(100))
     for i in range(num_waiting):
-        core.add_request([i % VOCAB, i // VOCAB, 1, 2], greedy(100))
-    for _ in range(25 + num_waiting // 64):
+        core.add_request([i % VOCAB, i // VOCAB % VOCAB, 1, 2], greedy(100))
+    while len(core.scheduler.running) < num_seqs or any(seq.is_prefill for seq in core.scheduler.running):
         core.step()
-        if num_waiting and core.scheduler._unexplained:
-            continue
-        if all(not seq.is_prefill for seq in core.scheduler.running):
-            break
+    core.scheduler._unexplained.clear()  # the line has been told why it waits, 64 a step
     steps, snapshots = [], []
     for _ in range(30):
-        start = time.perf_counter()
+        start = time.thread_time()
         core.step()
-        steps.append(time.perf_counter() - start)
-        start = time.perf_counter()
+        steps.append(time.thread_time() - start)
+        start = time.thread_time()
         core.snapshot()
-        snapshots.append(time.perf_counter() - start)
+        snapshots.append(time.thread_time() - start)
     assert len(core.scheduler.running) == num_seqs
     return statistics.median(steps), statistics.median(snapshots)
 
 
-def test_a_step_costs_little_beside_the_model(record_property):
-    """Bounds are several times what an idle machine needs: 0.2 ms at 32 sequences, 1.4 ms at 256, 0.1 ms a snapshot."""
+def test_a_step_costs_little_beside_the_model():
+    """Four times what an idle machine needs: 0.2 ms at 32 sequences, 1.4 ms at 256, 0.12 ms a snapshot."""
     small, snapshot = bookkeeping(32, num_blocks=512)
     large, _ = bookkeeping(256)
-    for name, seconds in {"step at 32": small, "step at 256": large, "snapshot at 32": snapshot}.items():
-        record_property(name, f"{1e3 * seconds:.3f} ms")
-    assert small < 3e-3 and large < 15e-3 and snapshot < 2e-3
+    print(f"step: {1e3 * small:.3f} ms at 32, {1e3 * large:.3f} ms at 256; snapshot: {1e3 * snapshot:.3f} ms at 32")
+    assert small < 0.8e-3 and large < 6e-3 and snapshot < 0.5e-3
 
 
 def test_the_cost_of_a_step_depends_neither_on_the_pool_nor_on_the_line():
     base, _ = bookkeeping(32, num_blocks=512)
     assert bookkeeping(32, num_blocks=65_536)[0] < 3 * base
-    assert bookkeeping(32, num_blocks=512, num_waiting=4_000)[0] < 3 * base
+    assert bookkeeping(32, num_blocks=512, num_waiting=10_000)[0] < 3 * base
