@@ -136,14 +136,13 @@ class Decoder:
     ) -> torch.Tensor:
         """Project, rotate, store K and V, attend over everything stored: [T, Hq·d]."""
         k, c = self.kernels, self.config
-        qkv = k.linear(x, layer.qkv)  # [T, (Hq + 2·Hk)·d]
-        query, key, value = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=-1)
+        heads = k.linear(x, layer.qkv).view(
+            x.shape[0], c.num_heads + 2 * c.num_kv_heads, c.head_dim
+        )  # [T, Hq + 2·Hk, d]
+        query, key, value = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
         if layer.q_norm is not None:
             query = self._head_norm(query, layer.q_norm)
             key = self._head_norm(key, layer.k_norm)
-        query = query.unflatten(-1, (c.num_heads, c.head_dim))  # [T, Hq, d], a view of qkv
-        key = key.unflatten(-1, (c.num_kv_heads, c.head_dim))
-        value = value.unflatten(-1, (c.num_kv_heads, c.head_dim))
         if layer.rotates:
             k.rotary(query, key, batch.positions, cos_sin)
         group = storage.group_of(index)
@@ -159,10 +158,10 @@ class Decoder:
             scale=c.attention_scale,
             window=layer.window,
         )
-        return attended.flatten(1)
+        return attended.view(x.shape[0], c.q_size)
 
-    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of every head of [T, heads·d] by itself."""
+    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """RMSNorm of every head of [T, heads, d] by itself."""
         flat = heads.reshape(-1, self.config.head_dim)
         return self.kernels.rms_norm(flat, weight, self.config.rms_norm_eps, out_dtype=heads.dtype).view(heads.shape)
 

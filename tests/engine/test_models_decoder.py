@@ -11,6 +11,8 @@ from kvscope.kernels import ops
 from steps import HandDealt
 from transformers import AutoConfig
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 CASES = {
     "llama": ("llama", {}),
