@@ -20,7 +20,7 @@ class Wire:
             return 0
         message = Protocol().create("PATCH-DOC", self.events)
         self.events.clear()
-        return len(message.content_json) + sum(len(buffer.data) for buffer in message._buffers)
+        return len(message.content_json) + sum(memoryview(buffer.data).nbytes for buffer in message._buffers)
 
     def sources_changed(self) -> list[str]:
         """Ids of the sources that changed since the last look, one entry a change."""

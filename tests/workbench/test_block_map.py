@@ -81,7 +81,7 @@ def test_marks_of_a_step_and_the_arrow_of_a_copy():
     copies = {block: source for block, (kind, source) in marks.items() if kind == "copied"}
     assert copies == {83: 110, 59: 110}
     assert len(view.sources["arrows"].data["x0"]) == 2
-    assert sorted(view.sources["marks"].data["kind"].tolist()) == [glyph.MARKS.index("copied")] * 2
+    assert sorted(view.sources["marks"].data["kind"]) == [glyph.MARKS.index("copied")] * 2
 
 
 def test_an_evicted_block_is_marked_as_evicted_then_taken():
@@ -107,9 +107,9 @@ def test_marks_stay_while_paused_and_fade_while_running():
 def test_strips_show_the_readers_of_a_shared_block():
     view, frame, _ = drawn(93)
     strips = view.sources["strips"].data
-    inside = (strips["y"] < 1) & (strips["left"] > 1) & (strips["right"] < 2)  # block 1
+    inside = (strips["y"] == 0) & (strips["x"] > 1) & (strips["x"] < 2)  # block 1
     requests = {frame.snapshot.requests[i].id for i in frame.readers(1)}
-    assert strips["hue"][inside].tolist() == list(dict.fromkeys(frame.slots.slot(r) % 8 for r in sorted(requests)))
+    assert strips["code"][inside].tolist() == list(dict.fromkeys(frame.slots.slot(r) % 8 for r in sorted(requests)))
 
 
 def test_a_selected_request_keeps_its_strength_and_the_rest_is_dimmed():

@@ -21,8 +21,8 @@ def chips(view):
     """What is drawn: {(row, logical): (height, label)}."""
     data = view.source.data
     return {
-        (int(y), int(x)): (int(y1 - y), label)
-        for x, y, y1, label in zip(data["x"], data["y"], data["y1"], data["label"], strict=True)
+        (int(y), int(x)): (height, label)
+        for x, y, height, label in zip(data["x"], data["y"], data["height"], data["label"], strict=True)
         if x == x
     }
 

@@ -54,7 +54,7 @@ class CellGrid:
         self.gap = GAP / 2 if labelled else 0.07
         self.cells = ColumnDataSource(self._cells())
         self.hatch = ColumnDataSource(self._hatch(7 if labelled else 3, self.gap))
-        self.strips = empty_source("left", "right", "y", "hue", "alpha")
+        self.strips = empty_source("x", "y", "code", "count")
         self.chosen = empty_source("x", "y")
         self.corners = empty_source("xs", "ys", "alpha")
         self.rows, self.hatch_rows = Rows(self.cells), Rows(self.hatch)
@@ -136,9 +136,11 @@ class CellGrid:
             line_width=width,
             border_radius=radius,
         )
-        self.strip_bars = fig.hbar(
-            y="y", height=0.115, left="left", right="right", source=self.strips, fill_alpha="alpha", line_color=None,
-            fill_color=by_code("hue", OWNER_HUES),
+        self._strip = by_code("code", strip_palette(theme))
+        wide = 1 - 2 * self.gap - 0.2
+        self.strip_bars = fig.rect(
+            "x", at("y", self.gap + 0.125), width=by_code("count", [wide / max(1, n) - 0.02 for n in range(_STRIP + 1)]),
+            height=0.115, source=self.strips, fill_color=self._strip, line_color=None,
         )  # fmt: skip
         self.pinned = fig.patches("xs", "ys", source=self.corners, line_color=None, fill_alpha="alpha")
         if self.labelled:
@@ -176,6 +178,7 @@ class CellGrid:
         relook(self._ink, glyph.label_palette(theme))
         relook(self._alpha, dim_levels(theme))
         relook(self._bar, (0.0, 1.0, theme.dim_alpha))
+        relook(self._strip, strip_palette(theme))
         relook(self._hatch_alpha, hatch_levels(theme))
         self.hatching.glyph.line_color = theme.hatch
         self.feet.glyph.fill_color = theme.panel
@@ -251,18 +254,17 @@ class CellGrid:
         if drawn == self._readers_drawn or not self.labelled:
             return
         self._readers_drawn = drawn
-        left, right, y, hue, alpha = [], [], [], [], []
+        x, y, codes, counts = [], [], [], []
         for block in shared.tolist():
             hues = list(dict.fromkeys((frame.owner_slots[frame.readers(block)] % len(OWNER_HUES)).tolist()))[:_STRIP]
-            inner = self.x[block] + self.gap + 0.1
             width = (1 - 2 * self.gap - 0.2) / max(1, len(hues))
-            left.extend(inner + i * width for i in range(len(hues)))
-            right.extend(inner + (i + 1) * width - 0.02 for i in range(len(hues)))
-            y.extend([self.y[block] + self.gap + 0.125] * len(hues))
-            hue.extend(hues)
-            alpha.extend([1.0 if lit is None or lit[block] else self.theme.dim_alpha] * len(hues))
-        numbers = {"left": left, "right": right, "y": y, "alpha": alpha}
-        self.strips.data = {k: np.array(v, np.float32) for k, v in numbers.items()} | {"hue": np.array(hue, np.uint8)}
+            x.extend(self.x[block] + self.gap + 0.1 + (i + 0.5) * width for i in range(len(hues)))
+            y.extend([int(self.y[block])] * len(hues))
+            dimmed = lit is not None and not lit[block]
+            codes.extend(hue + len(OWNER_HUES) * dimmed for hue in hues)
+            counts.extend([len(hues)] * len(hues))
+        small = {"y": y, "code": codes, "count": counts}
+        self.strips.data = {"x": np.array(x, np.float32)} | {k: np.array(v, np.uint8) for k, v in small.items()}
 
     def _update_few(self, frame: Frame, lit: np.ndarray | None) -> None:
         """The ring around chosen blocks and the corner of pinned ones."""
@@ -284,6 +286,11 @@ class CellGrid:
 def dim_levels(theme: Theme) -> tuple[float, ...]:
     """Strength of a cell: full, dimmed by a selection, in flight, both."""
     return (1.0, theme.dim_alpha, 0.5, theme.dim_alpha / 2)
+
+
+def strip_palette(theme: Theme) -> list[str]:
+    """Owner hues, and once more dimmed by a selection."""
+    return [*OWNER_HUES, *(f"{hue}{round(255 * theme.dim_alpha):02X}" for hue in OWNER_HUES)]
 
 
 def hatch_levels(theme: Theme) -> list[float]:

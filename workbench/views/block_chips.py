@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from bokeh.core.property.vectorization import value
-from bokeh.models import ColumnDataSource
+from bokeh.models import ColumnDataSource, Dodge, Stack
 from bokeh.plotting import figure
 
 from ..theme import OWNER_HUES, Theme
@@ -20,6 +20,11 @@ SIDE = 0.94  # of a chip in its column
 _TOP, _BOTTOM = 0.08, -0.09
 _SLOTS = 64  # the source grows by so many rows
 _TALL = 1 << 40  # marks the label code of a tall chip
+
+
+def below(shift: float) -> dict:
+    """The lower end of a chip + `shift`: the sum is taken in the browser, so that a moved chip sends its row only."""
+    return {"expr": Stack(fields=["y", "height"]), "transform": Dodge(value=shift)}
 
 
 class ChipGrid:
@@ -46,7 +51,7 @@ class ChipGrid:
         nan = float("nan")
         self._size = slots
         self._rows.start({
-            "x": [nan] * slots, "y": [0] * slots, "y1": [1] * slots, "middle": [0.5] * slots, "face": [0] * slots, "bar": [0] * slots,
+            "x": [nan] * slots, "y": [0] * slots, "height": [1] * slots, "label_y": [0.5] * slots, "face": [0] * slots, "bar": [0] * slots,
             "dim": [0] * slots, "label": [""] * slots, "unwritten": [nan] * slots,
         })  # fmt: skip
         self._slot, self._free = {}, list(range(slots))
@@ -59,16 +64,16 @@ class ChipGrid:
         self._alphas = [by_code("dim", dim_levels(theme)) for _ in range(2)]
         self._bar = by_code("bar", (0.0, 1.0, theme.dim_alpha))
         alpha = self._alphas[0]
-        chip = {"left": "x", "right": at("x", SIDE), "top": at("y", _TOP), "bottom": at("y1", _BOTTOM)}
+        chip = {"left": "x", "right": at("x", SIDE), "top": at("y", _TOP), "bottom": below(_BOTTOM)}
         box = {**chip, "source": self.chips}
         fig.quad(**box, fill_color=self._face, fill_alpha=alpha, line_color=None, border_radius=4)
         self._feet = fig.quad(
-            left="unwritten", right=at("x", SIDE), top=at("y1", _BOTTOM - 0.25), bottom=at("y1", _BOTTOM),
+            left="unwritten", right=at("x", SIDE), top=below(_BOTTOM - 0.25), bottom=below(_BOTTOM),
             source=self.chips, fill_alpha=alpha, line_color=None,
         )  # fmt: skip
         self._dots = [
             fig.segment(
-                "unwritten", at("y1", y), at("x", SIDE), at("y1", y), source=self.chips, line_alpha=alpha,
+                "unwritten", below(y), at("x", SIDE), below(y), source=self.chips, line_alpha=alpha,
                 line_cap="round", line_dash=value([0, 5]), line_dash_offset=offset, line_width=2,
             )
             for y, offset in ((_BOTTOM - 0.17, 4), (_BOTTOM - 0.07, 1))
@@ -78,12 +83,12 @@ class ChipGrid:
             left="x0", right="x1", top=at("y", 0.11), bottom=at("y", 0.23), source=self.strips, line_color=None,
             fill_color=by_code("hue", OWNER_HUES), fill_alpha=self._alphas[1],
         )  # fmt: skip
-        bar = {"x0": at("x", 0.1), "x1": at("x", 0.1), "y0": at("y", 0.2), "y1": at("y1", -0.4)}
+        bar = {"x0": at("x", 0.1), "x1": at("x", 0.1), "y0": at("y", 0.2), "y1": below(-0.4)}
         fig.segment(**bar, source=self.chips, line_color=glyph.ON_OWNER, line_alpha=self._bar, line_width=2.4)
         ring = {"left": at("x", -0.02), "right": at("x", SIDE + 0.02), "top": at("y", 0.04), "bottom": at("y1", -0.05)}
         self._ring = fig.quad(**ring, source=self.chosen, fill_color=None, line_width=3.2, border_radius=5)
         self._ids = fig.text(
-            at("x", SIDE / 2), "middle", text="label", source=self.chips, text_color=self._ink, text_alpha=alpha,
+            at("x", SIDE / 2), {"expr": Stack(fields=["y", "label_y"])}, text="label", source=self.chips, text_color=self._ink, text_alpha=alpha,
             text_font=font(), text_font_style="bold", text_align="center", text_baseline="middle", text_line_height=1.25,
             x_offset=by_code("bar", (0, 2, 2)),
         )  # fmt: skip
@@ -142,8 +147,8 @@ class ChipGrid:
         columns: dict[str, tuple[np.ndarray, int, object]] = {
             "x": (column, -1, lambda _, codes: [float("nan") if c < 0 else c for c in codes.tolist()]),
             "y": (row, 0, None),
-            "y1": (row + height, 0, None),
-            "middle": (100 * row + np.where(tall, 50 * height, 43), 0, lambda _, codes: (codes / 100).tolist()),
+            "height": (height, 0, None),
+            "label_y": (np.where(tall, 50 * height, 43), 0, lambda _, codes: (codes / 100).tolist()),
             "face": (glyph.face_codes(frame, by_state=False)[block], 0, None),
             "bar": ((glyph.barred(frame)[block] & (ref[block] == 1)) * (1 + dim), 0, None),
             "dim": (dim, 0, None),

@@ -22,6 +22,7 @@ FADE_SECONDS = 0.7
 _FADE_LEVELS = 4
 _HALF = 0.457  # half a cell without its gap
 _RING, _BADGE = 1.0, 0.4  # side of a ring, and how far its badge is from the middle of the cell, in cells
+_HALO = ("label", "face", "size", "bar")
 _SYMBOLS = {"taken": "cross", "evicted": "x", "locked": "y"}  # a copied block has two squares instead
 
 
@@ -51,7 +52,7 @@ class StepMarks:
         self._drawn: tuple[dict, float] = ({}, 1.0)
         self.marks = empty_source("x", "y", "kind", "alpha")
         self.arrows = empty_source("x0", "y0", "x1", "y1", "cx0", "cy0", "cx1", "cy1", "angle", "alpha")
-        self.halos = empty_source("x", "y", "text", "face", "size", "bar", "code")
+        self.halos = empty_source(*_HALO, "x", "y")
 
     @property
     def sources(self):
@@ -67,10 +68,12 @@ class StepMarks:
         self._head = fig.scatter(
             "x1", "y1", source=self.arrows, size=11, marker="triangle", angle="angle", alpha="alpha"
         )
+        self._halo_face = by_code("face", face_palette(self.grid.theme))
         self._halo = fig.text(
-            "x", "y", text="text", source=self.halos, text_color="face", text_outline_color="face", text_font=font(),
+            at("x", 0.5), at("y", 0.5), text="label", source=self.halos, text_color=self._halo_face,
+            text_outline_color=self._halo_face, text_font=font(),
             text_font_size="size", text_align="center", text_baseline="middle", text_font_style="bold",
-            x_offset=by_code("bar", (0, 2, 2)), y_offset=by_code("code", LABEL_RISE),
+            x_offset=by_code("bar", (0, 2, 2)), y_offset=by_code("face", LABEL_RISE),
         )  # fmt: skip
 
     def draw_over(self) -> None:
@@ -124,6 +127,7 @@ class StepMarks:
         relook(self._solid, self._palette(theme, dashed=False))
         relook(self._dashed, self._palette(theme, dashed=True))
         relook(self._colour, self._palette(theme))
+        relook(self._halo_face, face_palette(theme))
         self._rim.glyph.size, self._disc.glyph.size = theme.px(17), theme.px(15)
         for part in (self._rim, self._front):
             part.glyph.fill_color = theme.panel
@@ -167,9 +171,8 @@ class StepMarks:
     def _draw_rings(self, shown: dict[int, tuple[str, int]], alpha: float) -> None:
         blocks = list(shown)
         replace_if_changed(self.marks, {
-            "x": (self.grid.x[blocks] + 0.5).astype(np.float32), "y": (self.grid.y[blocks] + 0.5).astype(np.float32),
-            "kind": np.array([MARKS.index(kind) for kind, _ in shown.values()], np.uint8),
-            "alpha": np.full(len(blocks), alpha, np.float32),
+            "x": (self.grid.x[blocks] + 0.5).tolist(), "y": (self.grid.y[blocks] + 0.5).tolist(),
+            "kind": [MARKS.index(kind) for kind, _ in shown.values()], "alpha": [alpha] * len(blocks),
         })  # fmt: skip
 
     def _draw_arrows(self, copies: dict[int, int], alpha: float) -> None:
@@ -187,13 +190,9 @@ class StepMarks:
             self._draw_halos(sorted(b for b in crossed if not self.grid.cells.data["dim"][b]))
 
     def _draw_halos(self, blocks: list[int]) -> None:
-        cells, palette = self.grid.cells.data, face_palette(self.grid.theme)
-        replace_if_changed(self.halos, {
-            "x": self.grid.x[blocks] + 0.5, "y": self.grid.y[blocks] + 0.5,
-            "text": [cells["label"][b] for b in blocks], "face": [palette[cells["face"][b]] for b in blocks],
-            "size": [cells["size"][b] for b in blocks], "bar": [cells["bar"][b] for b in blocks],
-            "code": [cells["face"][b] for b in blocks],
-        })  # fmt: skip
+        cells = self.grid.cells.data
+        columns = {name: [cells[name][b] for b in blocks] for name in _HALO}
+        replace_if_changed(self.halos, columns | {c: getattr(self.grid, c)[blocks].astype(int).tolist() for c in "xy"})
 
     def _curve(self, source: int, copy: int) -> tuple[float, ...]:
         """Cubic from the edge of the source to the edge of the copy, bent a little: x0 y0 x1 y1 cx0 cy0 cx1 cy1 angle."""
