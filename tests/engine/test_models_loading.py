@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 from kvscope.engine.models.loader import eos_token_ids, load_model, read_config
+from kvscope.engine.models.transformers_adapter import TransformersModel
 from kvscope.engine.models.weights import Checkpoint, shared
 from kvscope.kernels import ops
 from safetensors.torch import load_file, save_file
@@ -243,3 +244,10 @@ def test_eos_is_the_union_of_both_files(folder):
     assert eos_token_ids(folder, read_config(folder)) == {1, 106, tiny.EOS}
     (folder / "generation_config.json").unlink()
     assert eos_token_ids(folder, read_config(folder)) == {tiny.EOS}
+
+
+def test_option_that_the_native_decoder_lacks_goes_to_the_adapter(tmp_path):
+    folder = tiny.tiny_llama(tmp_path, tokenizer=False, hidden_act="gelu")
+    model = load(folder)
+    assert isinstance(model, TransformersModel)
+    torch.testing.assert_close(logits(model)[0], tiny.oracle_logits(folder, PROMPT)[-1], rtol=0, atol=1e-4)
