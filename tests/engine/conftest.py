@@ -1,17 +1,9 @@
 """Engines for the tests of this folder: closed, and their thread gone, at the end of each."""
 
-import threading
-
 import families
 import pytest
-import scripted
 from kvscope.engine import Engine
-
-OPTIONS = {"dtype": "float32", "kernels": "reference", "num_blocks": 64}
-
-
-def engine_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kvscope-engine")]
+from serving import OPTIONS, engine_threads, scripted_engine
 
 
 @pytest.fixture
@@ -40,7 +32,7 @@ def make_scripted(monkeypatch, tiny_folder):
     engines = []
 
     def make(script, folder=tiny_folder, **options):
-        engine, model = scripted.scripted_engine(monkeypatch, folder, script, **options)
+        engine, model = scripted_engine(monkeypatch, folder, script, **options)
         engines.append(engine)
         return engine, model
 

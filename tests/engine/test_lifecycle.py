@@ -9,8 +9,8 @@ import time
 import weakref
 
 import pytest
-from conftest import OPTIONS, engine_threads
 from kvscope.engine import Engine, EngineClosed, SamplingParams
+from serving import OPTIONS, engine_threads
 
 PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)

@@ -1,10 +1,12 @@
-"""A model that says what it is told: after absolute position p comes token `script[p]`, whatever the prompt.
+"""What tests of a whole engine share: small options, the threads to look for, and a model that says what it is told.
 
-It makes the text of an engine test exact: with a prompt of one token, output token i is `script[i]`.
+After absolute position p `ScriptedModel` says token `script[p]`, whatever the prompt. It makes the text of a test exact:
+with a prompt of one token, output token i is `script[i]`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -12,6 +14,11 @@ from kvscope.engine import Engine, assembly
 from kvscope.engine.models.base import KVGroup, ModelSpec
 
 VOCAB_SIZE = 300
+OPTIONS = {"dtype": "float32", "kernels": "reference", "num_blocks": 64}
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("kvscope-engine")]
 
 
 class ScriptedModel:
@@ -61,4 +68,4 @@ def scripted_engine(monkeypatch, folder, script, *, seconds=0.0, eos_token_ids=(
     """(engine, model): an engine around the tokenizer in `folder` and a scripted model."""
     model = ScriptedModel(script, seconds, eos_token_ids)
     monkeypatch.setattr(assembly, "load_model", lambda files, **_: model)
-    return Engine(folder, **{"kernels": "reference", "dtype": "float32", "num_blocks": 64, **options}), model
+    return Engine(folder, **{**OPTIONS, **options}), model
