@@ -11,8 +11,6 @@ Addresses travel as int64 because a call with eight integers costs 0.2 µs and o
 `array_at(address, shape, dtype)` makes an array view of one inside a kernel, at no cost.
 
 What this module promises:
-- **The machine's flags come first.** `CPU` holds the features Numba hands to LLVM, read before anything is compiled.
-  LLVM aborts the whole process on an instruction that its target lacks, so whoever uses one asks `CPU` first.
 - **A cache of our own.** Numba's sees edits in the file of the function only. Compiled kernels live in a folder named by
   a hash of every source here, the versions, and the target. The cache of the user's own functions stays as it is.
 - **One signature a kernel.** Nothing is specialised behind one's back; arguments convert as in C.
@@ -26,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import math
 import os
 import pickle
 import platform
@@ -35,14 +32,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import llvmlite
 import numba
 import platformdirs
-from llvmlite import binding as llvm
 from numba import carray, types
 from numba.core import sigutils
 from numba.core.caching import NullCache
@@ -52,63 +47,9 @@ from numba.extending import intrinsic
 from numba.np.ufunc import parallel as numba_parallel
 from tqdm.auto import tqdm
 
-# ------------------------------------------------------------------------------------------------ the machine
+from .machine import CPU, available_cpus
 
-
-@dataclass(frozen=True, slots=True)
-class CpuFlags:
-    """The vector instructions that kernels may use in this process."""
-
-    name: str  # LLVM's name of the target, such as "znver5"
-    avx2: bool  # with FMA
-    avx512: bool  # F, BW, DQ and VL
-    avx512_bf16: bool  # dot products of bfloat16 pairs, and float32 -> bfloat16
-    avx512_vnni: bool  # dot products of int8 quadruples
-
-    @classmethod
-    def read(cls) -> CpuFlags:
-        """Reads the target that Numba gives to LLVM.
-
-        That is the host unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES say otherwise. Numba keeps the host's features
-        when only the name is changed; a name that is not the host's is taken at its word here: no AVX-512.
-        """
-        _, name, features = cpu_target.target_context.codegen().magic_tuple()
-        has = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
-        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        is_host = name == llvm.get_host_cpu_name() or numba.config.CPU_FEATURES is not None
-        avx2 = is_x86 and {"avx2", "fma"} <= has
-        avx512 = avx2 and is_host and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
-        return cls(name, avx2, avx512, avx512 and "avx512bf16" in has, avx512 and "avx512vnni" in has)
-
-
-CPU = CpuFlags.read()
-
-
-def available_cpus() -> int:
-    """CPUs this process may use: its affinity, and the quota of its container (rounded up) where there is one."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows
-        cpus = os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
-
-
-def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs granted by the control group, version 2 or 1; None where there is no limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text()
-            period = (root / "cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        return float(quota) / float(period) if float(quota) > 0 else None
-    except ValueError:  # "max"
-        return None
-
+# --------------------------------------------------------------------------------------------------- the threads
 
 _MOST_THREADS = numba.config.NUMBA_NUM_THREADS
 _num_threads = min(available_cpus(), _MOST_THREADS)

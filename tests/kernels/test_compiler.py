@@ -11,7 +11,7 @@ import threading
 import numba
 import pytest
 import torch
-from kvscope.kernels.cpu import compiler
+from kvscope.kernels.cpu import compiler, machine
 from kvscope.kernels.cpu.compiler import array_at, kernel
 from numba import prange
 
@@ -181,7 +181,7 @@ def test_the_quota_of_a_container(tmp_path, files, quota):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert compiler._cgroup_quota(tmp_path) == quota
+    assert machine._cgroup_quota(tmp_path) == quota
 
 
 def test_the_number_of_threads_is_bounded():
