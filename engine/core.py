@@ -187,7 +187,7 @@ class EngineCore:
         )
         self._live[request_id] = request
         numbers = {"prompt_tokens": len(prompt_token_ids), "max_tokens": max_tokens, "n": params.n}
-        self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers)
+        self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers, text=label)
         self.scheduler.add(request.children[0])
         return request_id
 

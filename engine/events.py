@@ -108,7 +108,7 @@ class Cause(StrEnum):
 
 class Event(NamedTuple):
     """One record. `request_id` and `block_id` are −1 where the event is not about one; `text` carries the words
-    that only the engine knows (a refusal's sentence, a fault's message, the matched stop string)."""
+    that only the engine knows (a prompt's first words, a refusal's sentence, a fault's message, the matched stop string)."""
 
     index: int
     step: int

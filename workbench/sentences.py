@@ -46,6 +46,8 @@ class Context:
         for event in events:
             if event.kind is EventKind.FORKED:
                 self._forked[event.request_id] = None
+            elif event.kind is EventKind.SUBMITTED and event.text:
+                self._prompts[event.request_id] = event.text
         if snapshot is not None:
             self.block_size = snapshot.block_size
             for request in snapshot.requests:
