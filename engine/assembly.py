@@ -190,4 +190,5 @@ def _info(config: EngineConfig, model: Model, storage: KVStorage) -> EngineInfo:
         max_model_len=config.max_model_len or spec.max_model_len,
         num_parameters=spec.num_parameters,
         weight_bytes=spec.weight_bytes,
+        spec=spec,
     )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .models.base import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +25,4 @@ class EngineInfo:
     max_model_len: int  # tokens, prompt and output together
     num_parameters: int
     weight_bytes: int  # as held in memory, tied tensors once
+    spec: ModelSpec  # the shape of the model

@@ -31,7 +31,7 @@ def run(options) -> int:
     most = max(options.batch)
     blocks = 1 + max(most, 8) * -(-(options.prompt + options.new) // 16)
     ours = Kvscope(options.model, options.dtype, num_blocks=blocks, max_num_batched_tokens=1024)
-    spec = ours.engine.spec
+    spec = ours.engine.info.spec
     theirs = Transformers(options.model, spec.dtype)
     buffer = buffer_like(spec.weight_bytes)
     generator = torch.Generator().manual_seed(0)

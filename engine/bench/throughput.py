@@ -28,7 +28,7 @@ def add_parser(benchmarks):
 
 def run(options) -> int:
     ours = Kvscope(options.model, options.dtype, max_num_seqs=options.max_num_seqs)
-    spec = ours.engine.spec
+    spec = ours.engine.info.spec
     theirs = Transformers(options.model, spec.dtype)
     requests = make_requests(options.requests, spec.vocab_size, options.seed)
     runs = {"kvscope": [], "transformers": []}
