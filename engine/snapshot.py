@@ -35,7 +35,7 @@ class RequestState:
     num_cached_tokens: int
     num_output_tokens: int
     block_tables: tuple[np.ndarray, ...]  # one int32 array a KV group
-    blocked_because: str  # "" while it runs
+    blocked_because: str  # the words after "is waiting because"; "" while it runs
     label: str = ""  # first words of the prompt, for the screen
 
 
@@ -55,7 +55,7 @@ class EngineSnapshot:
     owner: np.ndarray  # int32: index into `requests` of the first reader, −1 none
     last_used_step: np.ndarray  # int32
     eviction_order: np.ndarray  # int32: cached blocks, the next to be evicted first
-    requests: tuple[RequestState, ...]  # live ones, in order of arrival, children together
+    requests: tuple[RequestState, ...]  # live ones by arrival, children together; of a long line the first 100
     counters: dict[str, float] = field(default_factory=dict)  # as Engine.metrics()
 
     @property
