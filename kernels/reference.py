@@ -209,7 +209,7 @@ def sample(
 
 
 def _sample_row(logits: torch.Tensor, temperature: float, k: int, top_p: float, min_p: float, uniform: float) -> int:
-    p = torch.softmax(logits.double() / temperature, -1)
+    p = ((logits.double() - logits.max()) / temperature).exp()  # in units of the largest, so that equal stays equal
     order = torch.argsort(logits, descending=True, stable=True)  # equal logits stay in ascending id order
     if k > 0:
         order = order[:k]
