@@ -50,8 +50,8 @@ def _list(options: argparse.Namespace) -> int:
         print(f"no model in {models_folder()}; `kvscope model fetch` gets the default one")
         return 0
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for key, name, size, source in rows:
-        print(f"{key:<{widths[0]}}  {name:<{widths[1]}}  {size:>{widths[2]}}  {source}")
+    for row in rows:
+        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}")
     print(f"in {models_folder()}")
     return 0
 

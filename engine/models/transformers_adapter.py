@@ -116,7 +116,7 @@ def load_adapter(
     return TransformersModel(weights, spec, kernels)
 
 
-def _servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _servable_class(config: PreTrainedConfig) -> Any:
     """The class that generates text for this config; refuses what its config alone shows to be out of reach."""
     from transformers import AutoModelForCausalLM
 
@@ -137,7 +137,7 @@ def _servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
                 "would depend on its batch mates"
             )
     try:
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+        model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         raise UnsupportedModel(
             f"transformers has no text-generating class for model_type={config.model_type!r}"
@@ -150,7 +150,7 @@ def _servable_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def _load(
-    folder: Path, config: PreTrainedConfig, model_class: type, dtype: torch.dtype, device: torch.device, kernels: Ops
+    folder: Path, config: PreTrainedConfig, model_class: Any, dtype: torch.dtype, device: torch.device, kernels: Ops
 ) -> AdapterWeights:
     weight_files(folder)  # says in a sentence what is missing, where transformers would go looking for pickles
     register()
@@ -205,7 +205,7 @@ def _rope_types(parameters: Any) -> set[str]:
         return set()
     own = parameters.get("rope_type") or parameters.get("type")
     nested = (kind for value in parameters.values() for kind in _rope_types(value))
-    return {own, *nested} - {None}
+    return {kind for kind in (own, *nested) if kind}
 
 
 def _max_model_len(config: PreTrainedConfig) -> int:
