@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from kvscope import __version__
 from tqdm.auto import tqdm
-
-from ... import __version__
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 20.0  # without a single byte, not for the whole file
