@@ -253,6 +253,7 @@ def test_a_fault_before_the_plan_stands_ends_what_runs(monkeypatch):
     assert core.step().finished == [1]
     monkeypatch.undo()
     core.check_integrity()
+    assert core.tables.take_copies() == ([],), "the copy listed for a dead sample is not made"
     run(core)
     assert sample(core, 2).output_token_ids == reference([2], greedy(2))
 

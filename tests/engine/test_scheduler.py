@@ -240,6 +240,9 @@ def test_the_queue_position_of_a_preempted_one_is_its_age():
     assert [s.request.id for s in core.scheduler.waiting] == [2, 3, 4, 5]
     core.step()
     assert [s.request.id for s in core.scheduler.running] == [1, 2, 3, 4]
+    core.preempt(1)
+    core.step()
+    assert [s.request.id for s in core.scheduler.running] == [1, 2, 3, 4], "and so is its place when it runs again"
 
 
 # --- the door ---------------------------------------------------------------------------------------------------------
