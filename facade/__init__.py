@@ -5,6 +5,11 @@
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvscope.engine import Engine, EngineConfig, SamplingParams
+    from kvscope.workbench import Workbench
 
 __version__ = "0.1.0"
 
@@ -18,7 +23,7 @@ _HOMES = {
 __all__ = ["Engine", "EngineConfig", "SamplingParams", "Workbench", "__version__"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kvscope' has no attribute '{name}'")

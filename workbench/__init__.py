@@ -4,15 +4,19 @@ Importing it inside a notebook also teaches IPython to show a request handle as 
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 from .handles import register as _register_handles
 
+if TYPE_CHECKING:
+    from .workbench import Workbench
+
 _HOMES = {"Workbench": ".workbench"}
 
-__all__ = sorted(_HOMES)
+__all__ = ["Workbench"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module 'kvscope.workbench' has no attribute '{name}'")
