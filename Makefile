@@ -36,7 +36,7 @@ test-full: env
 	$(BIN)/python -m pytest --timeout 3600
 
 soak: env
-	$(BIN)/python -m pytest --timeout 3600 -m full tests/soak
+	$(BIN)/python -m pytest --timeout 3600 -s tests/soak
 
 bench: env
 	$(BIN)/kvscope bench latency
