@@ -123,9 +123,9 @@ class Decoder:
             attended = self._attention(i, layer, x, cos_sin, batch, storage)  # [T, Hq·d]
             if i == last:
                 attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]  # [S, …]
-            x = self._scaled(k.linear(attended, layer.o))
+            x = self._to_stream(attended, layer.o)
             x = k.add_rms_norm(x, residual, layer.post_norm, c.rms_norm_eps, out_dtype=dtype)
-            x = self._scaled(k.linear(k.silu_mul(k.linear(x, layer.gate_up)), layer.down))
+            x = self._to_stream(k.silu_mul(k.linear(x, layer.gate_up)), layer.down)
             norm = w.final_norm if i == last else w.layers[i + 1].input_norm
             x = k.add_rms_norm(x, residual, norm, c.rms_norm_eps, out_dtype=dtype)
         logits = k.linear(x, w.head, out_dtype=torch.float32)  # [S, V]
@@ -165,7 +165,9 @@ class Decoder:
         flat = heads.reshape(-1, self.config.head_dim)
         return self.kernels.rms_norm(flat, weight, self.config.rms_norm_eps, out_dtype=heads.dtype).view(heads.shape)
 
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+    def _to_stream(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+        """The product that is added to the residual stream: float32, so that it is not rounded on its way there."""
+        x = self.kernels.linear(x, packed, out_dtype=torch.float32)
         return x if self.config.residual_multiplier == 1.0 else x * self.config.residual_multiplier
 
     def _num_positions(self, batch: Batch) -> int:
