@@ -12,19 +12,9 @@ from __future__ import annotations
 
 from numba import float32, int32, int64
 
-from .attention_rows import (
-    KEYS,
-    LOG2_E,
-    P_STRIDE,
-    S_STRIDE,
-    TILE,
-    attend_panels,
-    attend_plain,
-    gather_panels,
-    merge,
-    pack_rows,
-    store_rows,
-)
+from .attention_panels import attend_panels
+from .attention_plain import TILE, attend_plain, gather_panels
+from .attention_rows import KEYS, LOG2_E, P_STRIDE, S_STRIDE, merge, pack_rows, store_rows
 from .compiler import array_at, inline
 
 FEW = 8  # query rows per KV head up to which a row's heads are attended together
@@ -157,8 +147,8 @@ def make_unit(panels: bool):
             for h in range(1 if panels else heads):
                 if not panels:
                     gather_panels(
-                        pages, page_stride, ids, block_size, half_bytes, half_bytes // block_size, head + h, dim, bf16, key, count,
-                        mine + parts[11], mine + parts[12],
+                        pages, page_stride, ids, block_size, half_bytes, (2 if bf16 else 4) * (head + h) * dim, dim, bf16,
+                        key, count, mine + parts[11], mine + parts[12], table, mine + parts[4],
                     )  # fmt: skip
                 done = 0
                 while done < padded:

@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .simd import BF16X32, F32, F32X16, I32, I64, call, dot_bf16_ir, load, prefetch_ir, splat_ir, store
+from .simd import BF16X32, F32, F32X16, I32, I32X16, I64, call, dot_bf16_ir, load, prefetch_ir, splat_ir, store
 
 
 def make_tile(rows: int, vectors: int, element: str, *, prefetch: bool):
@@ -87,3 +87,39 @@ def make_tile(rows: int, vectors: int, element: str, *, prefetch: bool):
         return types.void(*[types.int64] * 10), codegen
 
     return tile
+
+
+def make_transpose(element: str):
+    """An intrinsic `transpose(table, offset, out)`: 16 elements of each of 16 rows, to float32 [16 elements][16 rows].
+
+    table: address of the int64 addresses of the rows; offset: bytes from these to the elements, "f32" or "bf16".
+    Four rounds swap the off-diagonal halves of ever smaller squares (Eklundh 1972).
+    """
+
+    def emit(builder, table, offset, out):
+        rows = []
+        for r in range(16):
+            at = builder.add(load(builder, builder.add(table, I64(8 * r)), I64), offset)
+            if element == "f32":
+                rows.append(load(builder, at, F32X16))
+            else:
+                wide = builder.zext(load(builder, at, ir.VectorType(ir.IntType(16), 16)), I32X16)
+                rows.append(builder.bitcast(builder.shl(wide, ir.Constant(I32X16, [16] * 16)), F32X16))
+        for half in (8, 4, 2, 1):
+            first = [lane if lane // half % 2 == 0 else 16 + lane - half for lane in range(16)]
+            second = [lane + half if lane // half % 2 == 0 else 16 + lane for lane in range(16)]
+            for r in (r for r in range(16) if r // half % 2 == 0):
+                a, b = rows[r], rows[r + half]
+                rows[r] = builder.shuffle_vector(a, b, ir.Constant(I32X16, first))
+                rows[r + half] = builder.shuffle_vector(a, b, ir.Constant(I32X16, second))
+        for r, row in enumerate(rows):
+            store(builder, row, builder.add(out, I64(64 * r)))
+
+    @intrinsic
+    def transpose(typingctx, table, offset, out):
+        def codegen(context, builder, signature, args):
+            emit(builder, *args)
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    return transpose
