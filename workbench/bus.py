@@ -12,10 +12,12 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | a menu with data-label | ["label", its value] |
 | data-send inside data-form | ["submit", {field: text}] |
 | keys | the same messages as the buttons |
-| page shown, or shown again | ["hello", {"dark": bool, "bundle": n}] |
+| page shown, or shown again | ["hello", {"dark": bool}] |
+| a tick was missed | ["resync"] |
 | the cell's width passes a breakpoint | ["width", "narrow", "medium" or "wide"] |
 
-The clock: every tick of Python changes `pulse.tags`. The script writes how long ago that was, and shows the stale banner
+The clock: every tick of Python counts `pulse.tags` up by one, so that a page that has missed one (it was opened later, or
+reloaded) knows it and asks for everything. The script writes how long ago that was, and shows the stale banner
 after 3 s, so that a dead kernel is visible although it can no longer say so. While the page is alive the saved copy of
 the same output is folded away; when the page has been stale for 15 s it is shown again.
 """
@@ -28,6 +30,13 @@ STALE_SECONDS = 3
 UNFOLD_SECONDS = 15
 
 JS = r"""
+if (twin) {
+  // jupyter_bokeh sends every change that it has just applied back to the kernel, where it would undo newer ones.
+  const page = root.document, tell = page._trigger_on_change.bind(page);
+  page._trigger_on_change = (event) => {
+    if (event.kind === "MessageSent" || event.model === bus) tell(event);
+  };
+}
 const all = window.__kvscope ??= {fold: new Map()};
 for (const view of cb_context.index.find(root)) attach(view.el);
 
@@ -50,7 +59,7 @@ function attach(el) {
   const dark = () => document.body.dataset.jpThemeLight !== undefined ? document.body.dataset.jpThemeLight === "false"
     : document.body.classList.contains("vscode-body") ? document.body.classList.contains("vscode-dark")
     : matchMedia("(prefers-color-scheme: dark)").matches;
-  send("hello", {dark: dark(), bundle: pulse.tags[0]});
+  send("hello", {dark: dark()});
 
   let width = "";
   new ResizeObserver(() => {
@@ -69,9 +78,9 @@ function attach(el) {
     help: () => { const help = inside("[data-help]"); if (help) help.hidden = !help.hidden; },
     prompt: () => inside("[data-prompt]")?.focus(),
   };
-  el.addEventListener("click", (event) => {
+  const click = (event) => {
     for (const node of event.composedPath()) {
-      if (node === el) break;
+      if (node === el) return;
       const data = node.dataset;
       if (!data || node.disabled) continue;
       if (data.send !== undefined) return submit(node.closest("[data-form]"));
@@ -83,8 +92,11 @@ function attach(el) {
       if (data.b) { event.preventDefault(); return send("select", "block", Number(data.b)); }
       if (data.r) return send("select", "request", Number(data.r));
     }
-    const at = event.composedPath()[0];
-    if (!at.matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
+  };
+  el.addEventListener("click", (event) => {
+    click(event);
+    // What was clicked may be redrawn and lose the focus; the page itself keeps it, and with it the keys.
+    if (!event.composedPath()[0].matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
   });
   el.addEventListener("input", (event) => {                  // of all form events the one that leaves a shadow root
     const at = event.composedPath()[0];
@@ -125,7 +137,13 @@ function attach(el) {
   };
   fold(true);
   const closed = () => pulse.tags[2] === "closed";
-  pulse.properties.tags.change.connect(() => { beat = Date.now(); if (closed()) fold(false); });
+  let count = pulse.tags[0];
+  pulse.properties.tags.change.connect(() => {
+    beat = Date.now();
+    if (pulse.tags[0] !== count + 1) send("resync");          // a change was sent before this page could listen
+    count = pulse.tags[0];
+    if (closed()) fold(false);
+  });
   let gone = 0;
   const clock = setInterval(() => {
     if (!el.isConnected) {                                   // scrolled out of a long notebook, or gone for good

@@ -7,6 +7,7 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from .markup import esc, panel_head, table
 from .selection import TABS, Choices
 from .theme import THEMES, Theme
 from .tick import Tick
+from .viewer import BEAT
 from .views import view_class
 from .views.base import View
 from .views.event_log import EventLog
@@ -78,10 +80,7 @@ class Panel:
         tools = ""
         if self.name == "block_map":
             options = "".join(f"<option{' selected' * (k == choices.label)}>{k}</option>" for k in self.view.LABELS)
-            tools = (
-                '<label style="display:flex;gap:6px;align-items:center;font-size:13.5px;color:var(--muted)">Label'
-                f'<select data-label style="width:auto;padding:1px 4px">{options}</select></label>'
-            )
+            tools = f'<label class="menu">Label<select data-label>{options}</select></label>'
         return panel_head(self.view.title, self.view.summary(), view=self.name, as_table=as_table, tools=tools)
 
 
@@ -120,6 +119,7 @@ class Screen:
         self._beat_at = 0.0
         self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open"])
         self.root = self._page() if not only else self._alone(only)
+        self._last_number = 0.0
         self.bus.on_change("tags", lambda _attr, _old, new: self._received(new))
         self._twin = twin
 
@@ -160,8 +160,8 @@ class Screen:
         )
         measure = self._grid(
             "measure",
-            self._panel("throughput", self._view("throughput"), tabs="measure", grid="two"),
-            self._panel("memory", self._view("memory"), tabs="measure", grid="two"),
+            self._panel("throughput", self._view("throughput"), tabs="measure"),
+            self._panel("memory", self._view("memory"), tabs="measure"),
         )
         self._tabs = {"watch": watch, "explain": explain, "measure": measure}
         for name, body in self._tabs.items():
@@ -240,7 +240,10 @@ class Screen:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _received(self, message: list) -> None:
-        _, kind, *values = message
+        number, kind, *values = message
+        if number == self._last_number:
+            return  # jupyter_bokeh calls a callback twice, once for the change and once for the message
+        self._last_number = number
         if kind == "width":
             self.width = values[0]
         self._on_message(self, kind, *values)
@@ -254,7 +257,10 @@ class Screen:
         if asked != self._asked:
             self._asked, self._settled_at = asked, tick.now + SETTLE_SECONDS
         elif tick.now > self._settled_at and not everything:
-            return self._beat(tick, status)
+            if tick.now - self._beat_at < BEAT:
+                return False
+            self.beat(status.closed)
+            return True
         self._tick = tick
         if theme != self._theme:
             self._restyle(theme)
@@ -273,17 +279,13 @@ class Screen:
             kind, sentence = self.choices.note
             self.note.text = f'<p class="note {kind}" role="status">{esc(sentence)}</p>' if sentence else ""
         self._tick = None
-        self._beat(tick, status, now=True)
+        self.beat(status.closed)
         return True
 
-    def _beat(self, tick: Tick, status: Status, *, now: bool = False) -> bool:
-        """Tell the page that Python lives: with every change, and about once a second without one."""
-        if not now and tick.now - self._beat_at < 1.0:
-            return False
-        self._beat_at = tick.now
-        count = int(self.pulse.tags[0]) + 1
-        self.pulse.tags = [count, self._theme.scale, "closed" if status.closed else "open"]
-        return True
+    def beat(self, closed: bool) -> None:
+        """Tell the page that Python lives."""
+        self._beat_at = time.monotonic()
+        self.pulse.tags = [int(self.pulse.tags[0]) + 1, self._theme.scale, "closed" if closed else "open"]
 
     def _wanted_theme(self) -> Theme:
         return THEMES["dark" if self.choices.dark else "light"].scaled(ROOM if self.choices.room else 1.0)

@@ -5,7 +5,7 @@ gives widget comms a subshell of their own, and ipykernel would send replies bac
 one, so the widget asks for the subshell that the page chose. BokehJS travels inside the output: no CDN.
 
 A page that opens later than the widget was made (a second view, a reload) starts from the state that the widget had
-when its bundle was made; when such a page says hello, the bundle is made again.
+when its bundle was made; such a page finds out that it has missed a tick, and the bundle is made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .layout import Screen
 
 PATIENCE = 1.5  # seconds a fresh display waits for the page's hello before it starts without
-IN_STEP = 3.0  # a hello this soon after the bundle was made comes from a page that has missed nothing
 
 
 def answer_where_the_page_asks(widget: Any) -> None:
@@ -45,9 +44,10 @@ class ScreenWidget(BokehModel):
     def __init__(self, screen: Screen, lock: threading.RLock):
         self._changes: list[Any] = []
         self._lock = lock
-        self._bundled = time.monotonic()
+        self._made = time.monotonic()
         self._greeted = False
-        self._num_sent = 0
+        self._done = False
+        self._bus_id = screen.bus.id
         self._encoder: Serializer | None = None
         self._known: set[Any] = set()
         document = Document()
@@ -60,24 +60,23 @@ class ScreenWidget(BokehModel):
     @property
     def awake(self) -> bool:
         """Whether changes reach a page: it has said hello, or has had its time (it may be unable to say so)."""
-        return self._greeted or time.monotonic() - self._bundled > PATIENCE
+        return self._greeted or time.monotonic() - self._made > PATIENCE
 
     def hello(self) -> None:
-        """A page shows this widget now; one that may have missed changes gets the whole state."""
-        if self._num_sent and time.monotonic() - self._bundled > IN_STEP:
-            self._changes.clear()
-            self._num_sent = 0
-            self.render_bundle = self._model_to_traits(self._model)
-            self._document.models.flush_synced()
-            self._encoder = None
-            self._bundled = time.monotonic()
+        """A page shows this widget now and hears every change from here on."""
         self._greeted = True
+
+    def resync(self) -> None:
+        """A page has missed a change: send the whole state to all pages."""
+        self._changes.clear()
+        self.render_bundle = self._model_to_traits(self._model)
+        self._document.models.flush_synced()
+        self._encoder = None
 
     def flush(self) -> None:
         if not self._changes:
             return
         changes, self._changes = self._changes, []
-        self._num_sent += 1
         header = patch_doc.create_header()
         for payload in (json.dumps(header), "{}", serialize_json({"events": self._encode(changes)})):
             self.send({"msg": "patch", "payload": payload})
@@ -97,8 +96,11 @@ class ScreenWidget(BokehModel):
         return encoded
 
     def close(self) -> None:
+        """Any number of times: jupyter_bokeh's own fails the second time, which is when the widget is collected."""
         with self._lock:
-            super().close()
+            if not self._done:
+                self._done = True
+                super().close()
 
     # -- called by Bokeh and by the page ------------------------------------------------------------------------------
 
@@ -107,8 +109,11 @@ class ScreenWidget(BokehModel):
             self._changes.append(event)
 
     def _sync_model(self, model, content, buffers) -> None:
-        with self._lock:
-            super()._sync_model(model, content, buffers)
+        """Only messages and events come from the page. Until its script runs it also echoes the changes that it was
+        sent; obeyed, they would undo newer ones."""
+        if content.get("kind") == "MessageSent" or content.get("model") == {"id": self._bus_id}:
+            with self._lock:
+                super()._sync_model(model, content, buffers)
 
 
 @cache

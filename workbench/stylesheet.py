@@ -81,11 +81,9 @@ _GRIDS = {
     "explain": f""":host{{display:grid;gap:12px;grid-template-columns:minmax(0,1fr);align-items:start;width:auto}}
 @container kv (min-width:{NARROW}px){{:host{{grid-template-columns:minmax(0,1fr) 320px}}}}
 @container kv (min-width:{WIDE}px){{:host{{grid-template-columns:minmax(0,1fr) 440px}}}}""",
-    "measure": f""":host{{display:grid;gap:12px;grid-template-columns:repeat(auto-fill,minmax(316px,1fr));
- grid-auto-flow:dense;align-items:start;width:auto}}
-@container kv (min-width:{WIDE}px){{:host{{grid-template-columns:repeat(4,minmax(0,1fr))}}}}""",
+    "measure": """:host{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));
+ grid-auto-flow:dense;align-items:start;width:auto}""",
     "full_row": ":host{grid-column:1/-1}",
-    "two": f"@container kv (min-width:{NARROW}px){{:host{{grid-column:span 2}}}}",
 }
 
 _PARTS = (
@@ -126,6 +124,7 @@ select,input,textarea{padding:4px 8px;width:100%} textarea{resize:vertical;line-
 .ph h2{font-size:16px;margin:0;font-weight:650;white-space:nowrap;line-height:1.45}
 .ph .tools{display:flex;gap:9px;margin-left:auto;align-items:center;margin-top:-3px}
 .sum{color:var(--muted);font-size:14px;flex:1 0 100%;margin:0;line-height:1.35}
+.menu{display:flex;gap:6px;align-items:center;font-size:13.5px;color:var(--muted)} .menu select{width:auto;padding:1px 4px}
 .form{display:grid;gap:7px;margin:0} .form label{font-size:13.5px;color:var(--muted);display:grid;gap:2px}
 .nums{display:grid;grid-template-columns:repeat(3,1fr);gap:7px;margin-top:7px} .nums input{padding:2px 7px}
 .send{display:flex;gap:7px} .send .primary{flex:1}

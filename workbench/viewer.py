@@ -19,6 +19,7 @@ from typing import Any
 PERIOD = 0.1  # seconds between two ticks at best
 CPU_SHARE = 0.02
 BURST = 0.1  # CPU seconds that may be saved up, for a tab change or a saved copy
+BEAT = 1.0  # while a tick waits for its budget, the page is told at least this often that Python lives
 
 _numbers = itertools.count(1)
 
@@ -45,11 +46,12 @@ class Pace:
 
 
 class Viewer:
-    """Calls `tick(workbench)` at its pace and `obey(workbench, *message)` for every message, on its own thread."""
+    """Calls `tick(owner)` at its pace, `obey(owner, *message)` for every message, and `beat(owner)` in a long wait, all on
+    its own thread."""
 
-    def __init__(self, owner: Any, tick: Callable[[Any], None], obey: Callable[..., None]):
+    def __init__(self, owner: Any, tick: Callable[[Any], None], obey: Callable[..., None], beat: Callable[[Any], None]):
         self._owner = weakref.ref(owner, lambda _: self.stop())
-        self._tick, self._obey = tick, obey
+        self._tick, self._obey, self._beat = tick, obey, beat
         self._messages: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._stopping = False
         self.pace = Pace()
@@ -73,14 +75,17 @@ class Viewer:
     def _run(self) -> None:
         next_tick = time.monotonic()
         while not self._stopping:
-            messages = self._wait(next_tick - time.monotonic())
+            messages = self._wait(min(BEAT, next_tick - time.monotonic()))
             owner = self._owner()
             if owner is None or self._stopping:
                 return
             begun = time.thread_time()
             for message in messages:
                 self._obey(owner, *message)
-            self._tick(owner)
+            if messages or time.monotonic() >= next_tick:
+                self._tick(owner)
+            else:
+                self._beat(owner)
             del owner  # between two ticks nobody but the user holds the workbench
             cost = time.thread_time() - begun
             self.cpu_seconds += cost

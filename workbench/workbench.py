@@ -173,7 +173,7 @@ class Workbench:
 
     def _start_viewer(self) -> Viewer:
         if self._viewer is None:
-            self._viewer = Viewer(self, Workbench._on_tick, Workbench._on_message)
+            self._viewer = Viewer(self, Workbench._on_tick, Workbench._on_message, Workbench._on_beat)
             from .notebook import on_colab
 
             if on_colab():
@@ -205,12 +205,19 @@ class Workbench:
             if changed:
                 self._refresh_twins(tick)
 
+    def _on_beat(self) -> None:
+        with self._lock:
+            for shown in self._screens:
+                if shown.widget is not None and shown.widget.awake:
+                    shown.screen.beat(self._closed)
+                    shown.widget.flush()
+
     def _on_message(self, screen: Screen, kind: str, *values: Any) -> None:
-        if kind == "hello":
+        if kind in ("hello", "resync"):
             with self._lock:
                 for shown in self._screens:
                     if shown.screen is screen and shown.widget is not None:
-                        shown.widget.hello()
+                        getattr(shown.widget, kind)()
         self._commands.run(kind, *values)
 
     def _tell(self, error: BaseException) -> None:

@@ -1,0 +1,58 @@
+"""The served app in Chromium: two viewers of one engine, each with its own choices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+from lab_pages import free_port, open_page, our_errors
+
+
+@pytest.fixture
+def served(tiny_folder):
+    from kvscope.engine import Engine
+    from kvscope.workbench.app import serve
+
+    engine = Engine(str(tiny_folder), num_blocks=128, dtype="float32", num_threads=1)
+    port = free_port()
+    app = serve(engine, port=port, show=False, threaded=True)
+    yield engine, f"http://127.0.0.1:{port}", app
+    app.close()
+    engine.close()
+
+
+def test_two_viewers_of_one_engine(served, browser, shots):
+    engine, url, app = served
+    first, second = (open_page(browser, width=1200, color_scheme=scheme) for scheme in ("light", "dark"))
+    for watched in (first, second):
+        watched.page.goto(url)
+        watched.page.wait_for_selector("h2 >> text=KV block pool", timeout=30_000)
+    second.page.wait_for_selector(".tabs >> text=Light", timeout=5000)  # it follows the browser's scheme
+    assert first.page.locator(".tabs >> text=Dark").count() == 1
+
+    engine.pause()
+    first.page.fill("[data-prompt]", "Tell me of the sea")
+    first.page.click("text=Submit request")
+    first.page.wait_for_selector(".note >> text=/Request 1 was submitted. The engine is paused/", timeout=5000)
+    for watched in (first, second):
+        watched.page.wait_for_selector(".row >> text=waiting", timeout=5000)
+    first.page.click(".btns >> text=Step")
+    second.page.wait_for_selector(".stepno >> text=/step 1/", timeout=5000)
+    second.page.locator(".row").first.click()
+    second.page.wait_for_selector(".tabs >> text=/Request 1 is highlighted/", timeout=5000)
+    assert first.page.locator(".tabs >> text=/highlighted/").count() == 0, "each viewer has a selection of its own"
+
+    first.page.fill("[data-prompt]", "")
+    first.page.click("text=Submit request")
+    first.page.wait_for_selector(".note.warn >> text=/prompt is empty/", timeout=5000)
+    first.page.click(".btns >> text=Run")
+    first.page.wait_for_selector("text=1 request finished", timeout=20_000)
+    first.page.screenshot(path=shots / "app.png")
+    for watched in (first, second):
+        assert our_errors(watched) == []
+        assert watched.refused == []
+        watched.page.context.close()
+    app.close()
+    gc.collect()
+    assert [t.name for t in threading.enumerate() if "kvscope-session" in t.name or "viewer" in t.name] == []

@@ -1,0 +1,193 @@
+"""Run All in JupyterLab with a cell that blocks: the workbench moves all the while, and its buttons work."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from lab_pages import Lab, Watched, our_errors
+
+OPEN = """
+from tiny import tiny_llama
+from kvscope.engine import Engine, SamplingParams
+from kvscope.workbench import Workbench
+engine = Engine(str(tiny_llama({folder!r})), num_blocks=128, dtype="float32", num_threads=1)
+wb = Workbench(engine)
+wb
+"""
+HANDLE = "handle = engine.submit('Once upon a time', SamplingParams(max_tokens=40, ignore_eos=True))\nhandle"
+BLOCK = """
+import pathlib, time
+until, stop = time.monotonic() + 90, pathlib.Path("stop")
+while time.monotonic() < until and not stop.exists():
+    engine.generate(["Tell me of the sea", "Tell me of the north wind", "Tell me of a lighthouse"],
+                    SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True))
+stop.unlink()
+print("ENDED")
+"""
+COST = """
+import json
+viewer = wb._viewer
+print("COST", json.dumps([viewer.ticks, viewer.cpu_seconds, time.monotonic() - viewer.started]))
+"""
+CLOSE = """
+import gc, threading, ipywidgets
+wb.close(); engine.close(); gc.collect()
+print("LEFT", [t.name for t in threading.enumerate() if "kvscope" in t.name], engine.while_waiting)
+"""
+
+
+@pytest.fixture
+def book(lab, tmp_path):
+    return lab.notebook("run_all.ipynb", OPEN.format(folder=str(tmp_path / "tiny")), HANDLE, BLOCK, COST)
+
+
+def text_of(watched: Watched, selector: str) -> str:
+    return " ".join(watched.page.locator(selector).first.inner_text().split())
+
+
+def blocked(watched: Watched, cell: int) -> bool:
+    return "[*]" in watched.page.locator(".jp-CodeCell .jp-InputPrompt").nth(cell).inner_text()
+
+
+def end_the_cell(lab: Lab, watched: Watched) -> None:
+    (lab.folder / "stop").touch()
+    watched.page.wait_for_selector("pre >> text=ENDED", timeout=60_000)
+
+
+def printed(watched: Watched, word: str) -> str:
+    return watched.page.locator(f".jp-OutputArea-output pre >> text={word}").first.inner_text()
+
+
+def step_of(watched: Watched) -> int:
+    return int(text_of(watched, ".stepno b").replace(",", ""))
+
+
+def wait_for_view(watched: Watched) -> None:
+    watched.page.wait_for_selector("h2 >> text=KV block pool", timeout=60_000)
+
+
+def test_it_moves_while_a_cell_blocks_and_pause_works(lab: Lab, book, shots):
+    watched = lab.open(book)
+    lab.run_all(watched)
+    wait_for_view(watched)
+    page = watched.page
+    page.wait_for_function("() => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[2].innerText.includes('*')")
+    pool = page.locator(".bk-Figure").nth(1).locator("canvas").first
+    steps, texts, pools = [], [], []
+    page.wait_for_selector(".reqs .row", timeout=20_000)
+    for _ in range(4):
+        page.wait_for_timeout(700)
+        steps.append(step_of(watched))
+        texts.append(text_of(watched, ".reqs"))
+        pools.append(pool.evaluate("(canvas) => canvas.toDataURL()"))
+    assert blocked(watched, 2), "the sample must be taken while the cell blocks"
+    assert steps == sorted(set(steps)), steps
+    assert len(set(texts)) == 4, "the text of the requests streams"
+    assert len(set(pools)) >= 3, "the pool map changes"
+    page.screenshot(path=shots / "while-blocked.png")
+
+    page.click(".btns >> text=Pause")
+    page.wait_for_selector(".state >> text=Paused", timeout=5000)
+    assert blocked(watched, 2), "the button worked while the cell blocks"
+    page.wait_for_timeout(400)
+    before = step_of(watched)
+    page.wait_for_timeout(400)
+    assert step_of(watched) == before
+    page.click(".btns >> text=Run")
+    page.wait_for_selector(".state >> text=Running", timeout=5000)
+
+    end_the_cell(lab, watched)
+    ticks, cpu, wall = ast.literal_eval(printed(watched, "COST").removeprefix("COST "))
+    print(f"viewer: {ticks} ticks, {cpu / ticks * 1000:.2f} ms each, {cpu / wall:.2%} of wall time")
+    assert cpu <= 0.02 * wall + 0.1  # the budget, and what may be saved up
+    assert our_errors(watched) == []
+    assert watched.refused == []
+
+
+def test_reopened_with_and_without_a_kernel(lab: Lab, book, shots):
+    watched = lab.open(book)
+    lab.run_all(watched)
+    wait_for_view(watched)
+    page = watched.page
+    end_the_cell(lab, watched)
+    page.wait_for_timeout(2500)  # the saved copy follows when the engine is idle
+    newest = step_of(watched)
+    assert not page.locator("[data-kvscope-twin] table").first.is_visible(), "folded while the live view is there"
+    lab.save(watched)
+
+    with_kernel = lab.open(book)  # the same session: the view is made again from the live widget
+    wait_for_view(with_kernel)
+    with_kernel.page.wait_for_function("() => true")
+    with_kernel.page.wait_for_timeout(1500)
+    assert step_of(with_kernel) >= newest
+    with_kernel.page.click(".tabs >> text=Explain")
+    with_kernel.page.wait_for_selector("h2 >> text=Block tables", timeout=5000)
+    assert our_errors(with_kernel) == []
+
+    lab.shut_kernels()
+    without = lab.open(book, dialog="No Kernel")
+    copy = without.page.locator("[data-kvscope-twin]")
+    copy.wait_for(timeout=30_000)
+    without.page.wait_for_timeout(500)
+    said = copy.inner_text()
+    assert f"saved copy of step {newest:,}" in said
+    assert "blocks in use" in said and "KV block pool" in said
+    assert copy.locator("svg").first.is_visible() and copy.locator("table").first.is_visible()
+    shown = without.page.locator(".jp-CodeCell").nth(1).inner_text()
+    assert "Request 1" in shown and "40 tokens" in shown, "the handle left its text"
+    without.page.screenshot(path=shots / "without-kernel.png")
+
+
+def test_closing_leaves_no_thread_and_the_last_state(lab: Lab, tmp_path):
+    generate = "wb.submit('hello', max_tokens=20, ignore_eos=True).result().outputs[0].finish_reason"
+    book = lab.notebook("close.ipynb", OPEN.format(folder=str(tmp_path / "tiny")), generate, CLOSE)
+    watched = lab.open(book)
+    lab.run_all(watched)
+    watched.page.wait_for_selector("pre >> text=LEFT", timeout=60_000)
+    assert printed(watched, "LEFT").split() == ["LEFT", "[]", "[]"]
+    copy = watched.page.locator("[data-kvscope-twin]")
+    copy.locator("table").first.wait_for(state="visible", timeout=5000)
+    assert "Request 1" in copy.inner_text()
+    lab.save(watched)
+    assert book.stat().st_size < 200_000, "a closed workbench takes its script out of the notebook"
+    assert our_errors(watched) == []
+
+
+def test_the_page_is_drawn_in_dark_and_at_every_width(lab: Lab, tmp_path, shots):
+    scene = """
+wb.pause()
+for question in ("What is a page?", "What is a frame?"):
+    wb.submit("You are a careful teaching assistant of a course. " + question, max_tokens=60, ignore_eos=True)
+wb.submit("Tell me of the sea", n=3, temperature=1.0, max_tokens=60, ignore_eos=True, logprobs=3)
+wb.step(30)
+print("DRAWN")
+"""
+    book = lab.notebook("widths.ipynb", OPEN.format(folder=str(tmp_path / "tiny")), scene)
+    watched = lab.open(book, width=1500, color_scheme="dark", height=1500)
+    lab.run_all(watched)
+    page = watched.page
+    page.wait_for_selector("pre >> text=DRAWN", timeout=60_000)
+    page.wait_for_selector(".state >> text=Paused", timeout=5000)
+    for width, columns in ((2060, 3), (1500, 2), (1100, 1)):
+        page.set_viewport_size({"width": width, "height": 1500})
+        page.wait_for_timeout(600)
+        pool = page.locator("h2 >> text=KV block pool").bounding_box()
+        form = page.locator("h2 >> text=Submit").bounding_box()
+        assert (pool["y"] > form["y"] + 100) == (columns == 1), width
+        assert page.locator("h2 >> text=Event log >> visible=true").count() == (columns == 3), width
+        page.screenshot(path=shots / f"light-{width}.png")
+    page.locator(".tabs >> text=Dark").click()
+    page.wait_for_selector(".tabs >> text=Light", timeout=5000)
+    page.locator(".row").first.click()
+    page.wait_for_selector(".tabs >> text=/Request 1 is highlighted/", timeout=5000)
+    page.keyboard.press("2")
+    page.wait_for_selector("h2 >> text=Block tables", timeout=5000)
+    page.wait_for_timeout(500)
+    page.screenshot(path=shots / "dark-explain.png")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".tabs >> text=/highlighted/", state="detached", timeout=5000)
+    page.keyboard.press("t")
+    page.wait_for_selector("table.tw >> text=Physical blocks", timeout=5000)
+    assert page.locator(".jp-Notebook .jp-Cell").count() == 2, "no key reached JupyterLab's own commands"
+    assert our_errors(watched) == []
