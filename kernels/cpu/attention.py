@@ -105,7 +105,7 @@ def make_attention(panels: bool, warm_up_group: str):
     return attention
 
 
-attention_plain = make_attention(False, "float32")
+attention_plain = make_attention(False, "float32" if CPU.avx512_bf16 else "common")
 attention_panels = make_attention(True, "bfloat16") if CPU.avx512_bf16 else None
 
 _local = threading.local()  # .memory: this thread's scratch, which grows to the largest call
