@@ -190,9 +190,9 @@ def test_a_cancelled_prompt_stays_cached(make_engine):
 
 
 def test_preemption_shows_in_the_status_and_not_in_the_text(make_engine):
-    prompts, params = [[7, i] * 30 for i in range(3)], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompts, params = [[7, i] * 8 for i in range(3)], SamplingParams(temperature=0, max_tokens=36, ignore_eos=True)
     expected = [o.outputs[0].token_ids for o in make_engine(num_blocks=64).generate(prompts, params)]
-    engine = make_engine(num_blocks=14)
+    engine = make_engine(num_blocks=8)
     engine.pause()
     handles = [engine.submit(prompt, params) for prompt in prompts]
     statuses = set()

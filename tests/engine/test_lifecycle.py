@@ -124,7 +124,7 @@ def test_ten_engines_one_after_another_end_within_50_mb_of_the_first(tiny_folder
         from kvscope.engine import Engine, SamplingParams
         me, sizes = psutil.Process(), []
         for _ in range(10):
-            with Engine(sys.argv[1], dtype="float32", kernels="reference", num_blocks=16384) as engine:
+            with Engine(sys.argv[1], dtype="float32", kernels="reference", num_threads=1, num_blocks=16384) as engine:
                 engine.generate(["hello"] * 4, SamplingParams(n=4, max_tokens=10, ignore_eos=True))
                 handle = engine.submit("hello", SamplingParams(max_tokens=500, ignore_eos=True))
                 pool = engine.info.pool_bytes
@@ -153,7 +153,7 @@ def test_ctrl_c_leaves_the_engine_usable_and_the_process_may_end_in_the_middle_o
         """
         import os, signal, sys, threading, time
         from kvscope.engine import Engine, SamplingParams
-        engine = Engine(sys.argv[1], dtype="float32", kernels="reference", num_blocks=64)
+        engine = Engine(sys.argv[1], dtype="float32", kernels="reference", num_threads=1, num_blocks=64)
         endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
         short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
