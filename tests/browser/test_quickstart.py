@@ -1,0 +1,74 @@
+"""What a newcomer does: `kvscope lab`, then Run All on the quickstart, with every other host refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import nbformat
+import pytest
+from lab_pages import Lab, free_port, our_errors
+
+STARTING_SECONDS = 90
+
+
+@pytest.fixture
+def newcomer(browser, shots, tmp_path):
+    """The JupyterLab that the command starts, in a home of its own."""
+    environment = os.environ | {
+        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+    }
+    environment.pop("DISPLAY", None)
+    command = [sys.executable, "-m", "kvscope", "lab", "first-look", "--port", str(free_port())]
+    server = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said: list[str] = []
+    threading.Thread(target=lambda: said.extend(iter(server.stdout.readline, "")), daemon=True).start()
+    deadline, address = time.monotonic() + STARTING_SECONDS, None
+    while address is None:
+        assert server.poll() is None and time.monotonic() < deadline, "".join(said)
+        time.sleep(0.2)
+        address = re.search(r"http://127\.0\.0\.1:\d+/lab\S*?\?token=(\w+)", "".join(list(said)))
+    lab = Lab(tmp_path / "first-look", address[0].split("/lab")[0], address[1], browser, environment)
+    yield lab
+    for page in lab.pages:
+        page.screenshot(path=shots / "quickstart-at-the-end.png")
+        page.context.close()
+    lab.shut_kernels()
+    server.terminate()
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def test_a_newcomer_runs_all_and_watches(newcomer, shots):
+    watched = newcomer.open(newcomer.folder / "00_quickstart.ipynb", width=1500, height=1300)
+    newcomer.run_all(watched)
+    page = watched.page
+    page.wait_for_selector("h2 >> text=KV block pool", timeout=120_000)
+    pool = page.locator(".bk-Figure").nth(1).locator("canvas").first
+    texts, pools, photographed = set(), set(), False
+    deadline = time.monotonic() + 120
+    while "[*]" in page.locator(".jp-Notebook").inner_text():
+        assert time.monotonic() < deadline, "the notebook takes too long"
+        texts.add(page.locator(".reqs").first.inner_text())
+        pools.add(pool.evaluate("(canvas) => canvas.toDataURL()"))
+        if not photographed and len(pools) > 3:
+            page.screenshot(path=shots / "quickstart-running.png")
+            photographed = True
+        page.wait_for_timeout(150)
+    assert len(pools) >= 4 and len(texts) >= 4, f"{len(pools)} pictures of the pool, {len(texts)} of the text"
+    newcomer.save(watched)
+    saved = nbformat.read(newcomer.folder / "00_quickstart.ipynb", as_version=4)
+    kinds = [output.output_type for cell in saved.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert kinds and "error" not in kinds
+    assert "Paris" in str(saved)
+    assert our_errors(watched) == []
+    assert watched.refused == []
