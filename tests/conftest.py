@@ -15,6 +15,11 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 
+def pytest_collection_modifyitems(items):
+    """Browser tests last: their driver keeps an event loop running in this thread to the end of the session."""
+    items.sort(key=lambda item: "browser" in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """A tiny Llama with a tokenizer and a chat template; read only."""
