@@ -6,6 +6,10 @@ Every operation exists once here, with its meaning, and once in every implementa
 |---|---|---|---|
 | "reference" | `kvscope.kernels.reference` | any | float32, bfloat16, float16 |
 | "cpu" | `kvscope.kernels.cpu` (Numba) | cpu | float32, bfloat16 |
+| "triton" | `kvscope.kernels.triton` | cuda; cpu in Triton's interpreter | float32, bfloat16, float16 |
+
+On a GPU an operation never waits for the device, so it raises no IndexError: what lies outside is left out, and what
+depends on it is NaN.
 
 An engine resolves its own once, `k = ops.resolve("auto", device, dtype)`, and calls `k.rms_norm(…)`; two engines of
 one process may differ. Direct calls, `ops.rms_norm(…)`, serve tests and notebooks: they take the implementation
@@ -18,6 +22,7 @@ Letters in shapes: T tokens of a step, R rows (sequences), S sampled rows, H hid
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,8 +37,9 @@ from .layout import PageLayout
 IMPLEMENTATIONS = {  # name -> (module, device types or None for all, element types)
     "reference": (".reference", None, (torch.float32, torch.bfloat16, torch.float16)),
     "cpu": (".cpu", ("cpu",), (torch.float32, torch.bfloat16)),
+    "triton": (".triton", ("cuda",), (torch.float32, torch.bfloat16, torch.float16)),
 }
-AUTO_ORDER = ("cpu", "reference")  # the first that serves the device and the element type
+AUTO_ORDER = ("cpu", "triton", "reference")  # the first that serves the device and the element type
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,16 @@ def resolve(name: str = "auto", device: torch.device | str = "cpu", dtype: torch
         return _load(next(n for n in AUTO_ORDER if not _refusal(n, device_type, dtype)))
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"kernels={name!r}: the implementations are 'auto', {', '.join(map(repr, IMPLEMENTATIONS))}")
-    if refusal := _refusal(name, device_type, dtype):
+    # Triton's interpreter runs the kernels on CPU tensors: for tests and for reading, so never chosen by "auto".
+    interpreted = name == "triton" and device_type == "cpu" and _interprets()
+    if refusal := _refusal(name, "cuda" if interpreted else device_type, dtype):
         raise ValueError(refusal)
     return _load(name)
+
+
+def _interprets() -> bool:
+    """Whether Triton was imported as an interpreter (TRITON_INTERPRET=1)."""
+    return importlib.util.find_spec("triton") is not None and importlib.import_module("triton").knobs.runtime.interpret
 
 
 def _refusal(name: str, device_type: str, dtype: torch.dtype) -> str:
@@ -79,6 +92,8 @@ def _refusal(name: str, device_type: str, dtype: torch.dtype) -> str:
     _, device_types, dtypes = IMPLEMENTATIONS[name]
     if device_types is not None and device_type not in device_types:
         return f"kernels={name!r} serves the device {', '.join(device_types)}, not {device_type}; use 'auto'"
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        return "kernels='triton' needs the package triton, which is not installed; use 'auto'"
     if dtype not in dtypes:
         served = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         return f"kernels={name!r} serves dtype {served}, not {str(dtype).removeprefix('torch.')}; use 'reference'"
@@ -115,7 +130,9 @@ def _for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Ops:
 
 def page_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> PageLayout:
     """The layout in which this implementation reads pages fastest. Every implementation of a device reads every layout."""
-    return resolve(_chosen.get(), "cpu", dtype).page_layout(block_size, num_kv_heads, head_dim, dtype)
+    name = _chosen.get()
+    kernels = resolve(name, "cpu", dtype) if name == "auto" else _load(name)
+    return kernels.page_layout(block_size, num_kv_heads, head_dim, dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out_dtype: torch.dtype) -> torch.Tensor:

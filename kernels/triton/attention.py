@@ -124,7 +124,9 @@ def _walk(
         missing = (block < 0) | (block >= num_blocks)
         broken = broken | missing
         place = tl.where(missing, 0, block).to(tl.int64) * page_stride + n % BLOCK_SIZE * TOKEN_STRIDE
-        k = _load(k_pages + place[None, :] + d[:, None], seen[None, :], d[:, None] < HEAD_DIM, MASKED, HEAD_DIM < BLOCK_D)
+        k = _load(
+            k_pages + place[None, :] + d[:, None], seen[None, :], d[:, None] < HEAD_DIM, MASKED, HEAD_DIM < BLOCK_D
+        )
         scores = dot(q, k, tl.zeros((q.shape[0], BLOCK_N), tl.float32))
         if CAPPED:
             scores = _tanh(scores * (scale / softcap)) * (softcap * LOG2E)
@@ -140,7 +142,9 @@ def _walk(
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(top - finite)
         total = total * shrink + tl.sum(weights, 1)
-        v = _load(v_pages + place[:, None] + d[None, :], seen[:, None], d[None, :] < HEAD_DIM, MASKED, HEAD_DIM < BLOCK_D)
+        v = _load(
+            v_pages + place[:, None] + d[None, :], seen[:, None], d[None, :] < HEAD_DIM, MASKED, HEAD_DIM < BLOCK_D
+        )
         values = dot(weights.to(v.dtype), v, values * shrink[:, None])
         top = higher
     return values, total, top, broken
@@ -223,7 +227,7 @@ def _attend(
     lost = (tl.max(broken.to(tl.int32), 0) > 0) | (fits == 0)
     total = tl.where(lost, float("nan"), total)
 
-    if DECODE and NUM_SPLITS > 1:
+    if DECODE and NUM_SPLITS > 1:  # noqa: SIM102 - decided when the kernel is compiled
         if used > 1:
             part = (tl.program_id(0).to(tl.int64) * NUM_KV_HEADS * GROUP + head) * NUM_SPLITS + split
             tl.store(split_values + part[:, None] * HEAD_DIM + d[None, :], values, mask=inside)

@@ -71,7 +71,7 @@ def _copy(addresses, pairs, num_pairs, num_blocks, page_words, stride_words, WOR
     for pair in range(num_pairs):
         source, copy = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
         exist = (source >= 0) & (source < num_blocks) & (copy >= 0) & (copy < num_blocks)
-        inside = (word < page_words) & exist
+        inside = word < tl.where(exist, page_words, 0)
         words = tl.load(base + source * stride_words + word, mask=inside)
         tl.debug_barrier()
         tl.store(base + copy * stride_words + word, words, mask=inside)

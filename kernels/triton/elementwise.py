@@ -77,11 +77,10 @@ def _rotary(
     """All heads of one token. A position outside the table turns them into NaN."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
-    known = (position >= 0) & (position < num_positions)
+    known = tl.where((position >= 0) & (position < num_positions), HALF, 0)  # elements of its row of the table
     i = tl.arange(0, BLOCK)
-    turn = tl.where(known, position, 0) * (2 * HALF) + i
-    cos = tl.load(cos_sin + turn, mask=(i < HALF) & known, other=float("nan"))[None, :]
-    sin = tl.load(cos_sin + turn + HALF, mask=(i < HALF) & known, other=float("nan"))[None, :]
+    cos = tl.load(cos_sin + position * (2 * HALF) + i, mask=i < known, other=float("nan"))[None, :]
+    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + i, mask=i < known, other=float("nan"))[None, :]
     head = tl.arange(0, BLOCK_Q)[:, None]
     inside = (head < Q_HEADS) & (i < HALF)[None, :]
     _rotate(q + token * q_token_stride, head * q_head_stride + i[None, :], HALF, cos, sin, inside)

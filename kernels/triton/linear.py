@@ -71,7 +71,7 @@ def _int8_linear(
         k = start + tl.arange(0, BLOCK_K)
         inputs = tl.load(x_rows + k[None, :], mask=(m < num_tokens)[:, None] & (k < in_features)[None, :], other=0.0)
         weights = tl.load(w_rows + k[:, None], mask=(n < out_features)[None, :] & (k < in_features)[:, None], other=0)
-        sums = dot(inputs, weights.to(inputs.dtype), sums)
+        sums = dot(inputs, weights.to(tl.float32).to(inputs.dtype), sums)
     sums *= tl.load(scale + n, mask=n < out_features, other=0.0)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < out_features, other=0.0).to(tl.float32)[None, :]
