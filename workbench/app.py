@@ -67,8 +67,13 @@ class Served:
 
     def __init__(self, server: Any, host: Workbench, sessions: weakref.WeakSet[Session]):
         self.server, self.host, self._sessions = server, host, sessions
+        self._closed = False
 
     def close(self) -> None:
+        """Any number of times."""
+        if self._closed:
+            return
+        self._closed = True
         self.server.stop()
         for session in list(self._sessions):
             session.close()

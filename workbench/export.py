@@ -14,11 +14,12 @@ from .markup import esc, table
 from .theme import FONT, LIGHT
 from .views.base import View
 from .views.header import Header
+from .views.output import Output
 
 _ROWS = 60  # of a table in the saved copy
 
 
-def twin_html(twin: str, header: Header, views: Iterable[View], *, pool_svg: str = "") -> str:
+def twin_html(twin: str, header: Header, views: Iterable[View]) -> str:
     """`twin` ties the copy to its live page."""
     frame = header.frame
     step = f"step {frame.snapshot.step:,}" if frame is not None else "the start"
@@ -29,7 +30,7 @@ def twin_html(twin: str, header: Header, views: Iterable[View], *, pool_svg: str
         for name, number in numbers
     )
     model = f"{frame.info.model_name}, weights from {frame.info.weights_source}. " if frame and frame.info else ""
-    sections = "".join(_section(view, pool_svg) for view in views)
+    sections = "".join(_section(view) for view in views)
     style = f"font:15px/1.45 {FONT};color:{LIGHT.ink};background:{LIGHT.bg};padding:10px 14px;border-radius:9px"
     return (
         f'<details open data-kvscope-twin="{twin}" style="{esc(style)}"><summary style="color:{LIGHT.muted}">kvscope: '
@@ -41,14 +42,17 @@ def twin_html(twin: str, header: Header, views: Iterable[View], *, pool_svg: str
     )
 
 
-def _section(view: View, pool_svg: str) -> str:
+def _section(view: View) -> str:
     headers, rows = view.table()
     left_out = len(rows) - _ROWS
     rows = [row[: len(headers)] for row in rows[:_ROWS]]
     if left_out > 0:
         rows.append([f"and {left_out:,} more", *[""] * (len(headers) - 1)])
-    picture = f"<div>{pool_svg}</div>" if pool_svg and hasattr(view, "svg") else ""
-    body = _plain(table(headers, rows)) if rows else ""
+    picture = f"<div>{view.svg()}</div>" if hasattr(view, "svg") else ""
+    if isinstance(view, Output):  # people come back for the text, not for a list of tokens
+        body = f'<div style="white-space:pre-wrap">{esc(view.text)}</div>'
+    else:
+        body = _plain(table(headers, rows)) if rows else ""
     # Not an <h4>: JupyterLab would list it in the notebook's table of contents.
     heading = f"margin:14px 0 2px;font-weight:650;color:{LIGHT.ink}"
     return (

@@ -7,7 +7,6 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleShe
 from . import stylesheet
 from .bus import script
 from .controls import form_html
+from .export import twin_html
 from .markup import esc, panel_head, table
 from .selection import TABS, Choices
 from .theme import THEMES, Theme
@@ -257,10 +257,9 @@ class Screen:
         if asked != self._asked:
             self._asked, self._settled_at = asked, tick.now + SETTLE_SECONDS
         elif tick.now > self._settled_at and not everything:
-            if tick.now - self._beat_at < BEAT:
-                return False
-            self.beat(status.closed)
-            return True
+            if tick.now - self._beat_at >= BEAT:
+                self.beat(tick.now, status.closed)
+            return False
         self._tick = tick
         if theme != self._theme:
             self._restyle(theme)
@@ -279,12 +278,20 @@ class Screen:
             kind, sentence = self.choices.note
             self.note.text = f'<p class="note {kind}" role="status">{esc(sentence)}</p>' if sentence else ""
         self._tick = None
-        self.beat(status.closed)
+        self.beat(tick.now, status.closed)
         return True
 
-    def beat(self, closed: bool) -> None:
+    def saved_copy(self, tick: Tick) -> str:
+        """Plain HTML of what `update` has drawn; each view once, however often it stands on the page."""
+        self._tick = tick
+        try:
+            return twin_html(self._twin, self.header, {panel.name: panel.view for panel in self.panels}.values())
+        finally:
+            self._tick = None
+
+    def beat(self, now: float, closed: bool) -> None:
         """Tell the page that Python lives."""
-        self._beat_at = time.monotonic()
+        self._beat_at = now
         self.pulse.tags = [int(self.pulse.tags[0]) + 1, self._theme.scale, "closed" if closed else "open"]
 
     def _wanted_theme(self) -> Theme:

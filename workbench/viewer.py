@@ -18,7 +18,7 @@ from typing import Any
 
 PERIOD = 0.1  # seconds between two ticks at best
 CPU_SHARE = 0.02
-BURST = 0.1  # CPU seconds that may be saved up, for a tab change or a saved copy
+BURST = 0.25  # CPU seconds that may be saved up, for a tab change or a saved copy
 BEAT = 1.0  # while a tick waits for its budget, the page is told at least this often that Python lives
 
 _numbers = itertools.count(1)

@@ -10,7 +10,6 @@ closes it too. Commands from the page run on the viewer's thread, methods on the
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import uuid
@@ -18,7 +17,6 @@ import weakref
 from typing import Any
 
 from .controls import Commands
-from .export import twin_html
 from .layout import Screen
 from .scenarios import scenario
 from .selection import Choices, parse
@@ -31,7 +29,7 @@ from .views.header import Status
 from .views_of import Views
 
 MAX_SCREENS = 4  # displays of one workbench that are kept alive; the oldest gives way
-TWIN_SECONDS = 2.0  # a saved copy is refreshed at most this often
+TWIN_SECONDS = 1.0  # without a change, until the saved copies follow
 
 _shown: dict[str, weakref.ref[Workbench]] = {}  # cell id -> what it shows
 
@@ -61,8 +59,8 @@ class Workbench:
         self._commands = Commands(self)
         self._closed = False
         self._error = ("", "")
-        self._was_active = False
-        self._twins_at = 0.0
+        self._changed_at = 0.0
+        self._twins_due = False
         self._pump: Any = None
 
     # -- everything that the page can do ------------------------------------------------------------------------------
@@ -130,11 +128,12 @@ class Workbench:
         viewer = self._start_viewer()
         with self._lock:
             shown = _Shown(self.choices, viewer, view, notebook.current_cell())
-            shown.screen.update(self._tick_now(), self._status(), everything=True)
+            tick = self._tick_now()
+            shown.screen.update(tick, self._status(), everything=True)
             shown.widget = notebook.ScreenWidget(shown.screen, self._lock)
             self._screens.append(shown)
             oldest = self._screens.pop(0) if len(self._screens) > MAX_SCREENS else None
-            saved = self._twin(shown)
+            saved = shown.screen.saved_copy(tick)
         if oldest is not None:
             oldest.close()
         display(HTML(notebook.bokehjs_html()), display_id=f"{shown.twin}-script")
@@ -203,13 +202,16 @@ class Workbench:
                     self._tell(error)
                 shown.widget.flush()
             if changed:
-                self._refresh_twins(tick)
+                self._changed_at, self._twins_due = tick.now, True
+            elif self._twins_due and tick.now - self._changed_at >= TWIN_SECONDS:
+                self._twins_due = False  # paused, or nothing left to do: a saved copy costs too much to make it sooner
+                self._publish_twins(tick)
 
     def _on_beat(self) -> None:
         with self._lock:
             for shown in self._screens:
                 if shown.widget is not None and shown.widget.awake:
-                    shown.screen.beat(self._closed)
+                    shown.screen.beat(time.monotonic(), self._closed)
                     shown.widget.flush()
 
     def _on_message(self, screen: Screen, kind: str, *values: Any) -> None:
@@ -223,31 +225,17 @@ class Workbench:
     def _tell(self, error: BaseException) -> None:
         import traceback
 
-        self._error = (f"A view failed: {error}", "".join(traceback.format_exception(error)))
-
-    def _refresh_twins(self, tick: Tick) -> None:
-        """The saved copies follow when the engine has been paused, has become idle, or is closed."""
-        snapshot = tick.snapshot
-        active = snapshot.state == "running" and bool(snapshot.requests)
-        quiet = self._was_active and not active
-        self._was_active = active
-        if quiet or (not active and tick.now - self._twins_at > TWIN_SECONDS):
-            self._twins_at = tick.now
-            self._publish_twins(tick)
+        self._error = (f"A view failed: {error}.", "".join(traceback.format_exception(error)))
 
     def _publish_twins(self, tick: Tick) -> None:
         from IPython.display import HTML, update_display
 
         for shown in self._screens:
-            with contextlib.suppress(Exception):  # a saved copy that cannot be made must not stop the live one
+            try:
                 shown.screen.update(tick, self._status(), everything=True)
-                update_display(HTML(self._twin(shown)), display_id=shown.twin)
-
-    def _twin(self, shown: _Shown) -> str:
-        views = {panel.name: panel.view for panel in shown.screen.panels}
-        pool = views.get("block_map")
-        svg = pool.svg() if pool is not None and hasattr(pool, "svg") else ""
-        return twin_html(shown.twin, shown.screen.header, views.values(), pool_svg=svg)
+                update_display(HTML(shown.screen.saved_copy(tick)), display_id=shown.twin)
+            except Exception as error:  # a saved copy that cannot be made must not stop the live view
+                self._tell(error)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

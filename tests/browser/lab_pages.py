@@ -85,7 +85,8 @@ class Lab:
         """Show a notebook; `dialog` chooses that kernel in the dialog of a notebook whose kernel does not exist."""
         if dialog:
             book = nbformat.read(path, 4)
-            book.metadata.kernelspec.name = "gone"
+            book.metadata.kernelspec = {"name": "gone", "display_name": "Gone", "language": "gone"}
+            book.metadata.pop("language_info", None)
             nbformat.write(book, path)
             subprocess.run([sys.executable, "-m", "jupyter", "trust", str(path)], env=self.environment, check=True)
         watched = open_page(self.browser, **options)

@@ -33,7 +33,7 @@ class Status:
     """What the header says besides the frame: filled by the workbench at every tick."""
 
     source: str = "LIVE"  # "LIVE" | "REPLAY": a recording never looks like a live engine
-    error: str = ""  # the sentence of the fault that stopped the engine
+    error: str = ""  # a view failed: the sentence that says so
     traceback: str = ""
     closed: bool = False
 
@@ -139,11 +139,11 @@ class Header(View):
         frame = self.frame
         if frame is None:
             return
-        word = "stopped" if status.error or status.closed else frame.snapshot.state
+        word = "stopped" if status.closed else frame.snapshot.state
         _write(self.head, _head(frame, status))
         _write(self.buttons, _buttons(word))
         _write(self.position, _position(frame.snapshot.step, word))
-        _write(self.banner, _banner(status, choices.trace_open, frame.snapshot.step))
+        _write(self.banner, _banner(status, choices.trace_open, word))
         _write(self.say, self._say(frame, word))
         _write(self.kpis, '<div class="kpis">' + "".join(_kpi(*n) for n in self._numbers) + "</div>")
         _write(self.tabs, _tabs(choices))
@@ -254,11 +254,13 @@ def _position(step: int, word: str) -> str:
     return f'<div class="stepno">step <b>{step:,}</b><small>{_STATES[word]}{age}</small></div>'
 
 
-def _banner(status: Status, trace_open: bool, step: int) -> str:
+def _banner(status: Status, trace_open: bool, word: str) -> str:
     stale = (
         '<div class="banner" data-stale hidden role="alert"><span><b></b> The notebook is busy with another cell, or its '
         "kernel has stopped. The engine keeps running; this view catches up as soon as it can.</span></div>"
     )
+    if word == "stopped":
+        return '<div class="banner" role="alert"><span><b>The engine is closed.</b> Its last state stays visible.</span></div>'
     if not status.error:
         return stale
     trace = f"<pre>{esc(status.traceback)}</pre>" if trace_open and status.traceback else ""
@@ -268,8 +270,8 @@ def _banner(status: Status, trace_open: bool, step: int) -> str:
         else ""
     )
     return (
-        f'{stale}<div class="banner" role="alert"><span><b>The engine stopped at step {step:,}.</b> {esc(status.error)} '
-        f"The last state stays visible.</span>{button}{trace}</div>"
+        f'{stale}<div class="banner" role="alert"><span><b>{esc(status.error)}</b> The engine keeps running, and all that '
+        f"can still be drawn is drawn.</span>{button}{trace}</div>"
     )
 
 

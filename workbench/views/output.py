@@ -251,6 +251,12 @@ class Output(View):
             cells.append(f'<div{style} title="slot {slot}">{esc(text.strip() or text)}</div>')
         return f'<div class="slots">{"".join(cells)}</div>'
 
+    @property
+    def text(self) -> str:
+        """All that the shown sample has written."""
+        completion = self._completion()
+        return completion.text if completion is not None else ""
+
     # -- twins --------------------------------------------------------------------------------------------------------
 
     def restyle(self, theme: Theme) -> None:
