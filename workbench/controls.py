@@ -166,7 +166,7 @@ class Commands:
             what = f"Requests {first} to {last} were" if last > first else f"Request {first} was"
         else:
             prompt, options = read_form(values)
-            what = f"Request {self._wb.submit(prompt, **options).request_id} was"
+            what = f"Request {self._wb.ask(prompt, **options).request_id} was"
         paused = self._wb.engine.state == "paused"
         self._choices.note = (
             "ok",

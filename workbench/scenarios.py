@@ -13,7 +13,7 @@ _TEACHER = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """`requests`: (prompt, sampling options) in order of submission."""
+    """`requests`: (question, sampling options) in order of submission."""
 
     title: str
     requests: tuple[tuple[str, dict[str, Any]], ...]

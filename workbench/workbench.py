@@ -75,12 +75,18 @@ class Workbench:
             params = SamplingParams(**sampling)
         return self.engine.submit(prompt, params)
 
+    def ask(self, question: str, **sampling: Any) -> Any:
+        """Submit a question as the model expects one: as a chat message where it has a template, else as it stands. A
+        chat model that is given bare text often ends its answer at once."""
+        template = getattr(self.engine.tokenizer, "chat_template", None)
+        return self.submit([{"role": "user", "content": question}] if template else question, **sampling)
+
     def run(self, name: str | None = None) -> list[Any]:
-        """Go on after a pause; with a name, submit that scenario's requests too. Returns their handles."""
-        handles = [self.submit(prompt, **options) for prompt, options in scenario(name).requests] if name else []
+        """Go on after a pause; with the name of a scenario, ask its questions instead. Returns their handles."""
         if name is None:
             self.engine.resume()
-        return handles
+            return []
+        return [self.ask(question, **options) for question, options in scenario(name).requests]
 
     def resume(self) -> None:
         """Go on after a pause."""

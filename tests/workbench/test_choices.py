@@ -93,10 +93,10 @@ class FakeWorkbench:
 
     request_id = 4
 
-    def submit(self, prompt, **options):
+    def ask(self, prompt, **options):
         if "max_tokens" in options and options["max_tokens"] < 1:
             raise ValueError("max_tokens=0: must be 1 or more, or None")
-        self.calls.append(("submit", prompt, options))
+        self.calls.append(("ask", prompt, options))
         return self
 
 

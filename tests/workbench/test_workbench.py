@@ -67,6 +67,7 @@ def test_everything_on_the_page_is_a_method(engine):
         wb.resume()
         assert handle.result().outputs[0].finish_reason == "length"
         many = wb.run("samples")
+        assert many[0].prompt_text.startswith("<|im_start|>user\nWrite the first line"), "asked through the template"
         assert len(many) == 1 and many[0].params.n == 4
         many[0].cancel()
     assert engine.state == "running", "an engine that existed before stays open"
