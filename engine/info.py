@@ -16,7 +16,7 @@ class EngineInfo:
     device: str  # "cpu" | "cuda"
     num_threads: int  # CPU threads of one step
     dtype: str  # "float32" | "bfloat16"
-    kernels: str  # which implementation serves: "reference" | "cpu"
+    kernels: str  # which implementation serves: "reference" | "cpu" | "triton"
     num_blocks: int  # the null block included
     block_size: int  # tokens
     block_bytes: int  # K and V of one block over all layers
