@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
-    "kernels": ("auto", "reference", "cpu"),
+    "kernels": ("auto", "reference", "cpu", "triton"),
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs",),
     "preemption_mode": ("recompute",),
@@ -38,7 +38,7 @@ class EngineConfig:
     dtype                   of weights and KV: "float32" | "bfloat16"; "auto" is bfloat16 where the CPU multiplies it
                             natively or on a GPU, else float32
     device                  "cpu" | "cuda"; "auto" takes a GPU where torch sees one
-    kernels                 "cpu" (Numba) | "reference" (plain torch); "auto" is "cpu" on a CPU, else "reference"
+    kernels                 "cpu" (Numba) | "triton" (a GPU) | "reference" (plain torch); "auto" is the fast one of the device
     seed                    of requests that bring none
     block_size, num_blocks  tokens a block; blocks in the pool, the null block included. Default pool: the
                             smaller of 512 blocks and 10 % of free memory
