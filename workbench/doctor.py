@@ -7,10 +7,24 @@ import importlib.util
 import platform
 import shutil
 
-_PACKAGES = (
-    "kvscope torch triton transformers numba numpy safetensors gguf huggingface_hub "
-    "panel bokeh ipywidgets jupyter_bokeh jupyterlab notebook ipykernel"
-).split()
+_PACKAGES = [
+    "kvscope",
+    "torch",
+    "triton",
+    "transformers",
+    "numba",
+    "numpy",
+    "safetensors",
+    "gguf",
+    "huggingface_hub",
+    "panel",
+    "bokeh",
+    "ipywidgets",
+    "jupyter_bokeh",
+    "jupyterlab",
+    "notebook",
+    "ipykernel",
+]
 
 
 def report() -> str:
@@ -31,16 +45,15 @@ def _version(name: str) -> str:
 def _checks():
     """(does it work, a sentence that says so or says what to do) for each thing a user may miss."""
     import torch
-
     from kvscope.engine.models.hub import installed
     from kvscope.kernels.cpu import compiler
+    from kvscope.kernels.cpu.machine import CPU
 
-    flags = compiler.cpu_flags()
     yield (
-        "avx512_bf16" in flags,
-        "bfloat16 dot products on this CPU"
-        if "avx512_bf16" in flags
-        else "no bfloat16 dot products on this CPU: the portable kernels run, in float32",
+        CPU.avx512_bf16,
+        f"bfloat16 dot products on this CPU ({CPU.name})"
+        if CPU.avx512_bf16
+        else f"no bfloat16 dot products on this CPU ({CPU.name}): the portable kernels run, in float32",
     )
     threading = compiler.threading_layer()
     yield threading == "omp", f"Numba threads through {threading}"

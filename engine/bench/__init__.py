@@ -1,22 +1,35 @@
 """`kvscope bench`: every figure is a ratio taken in one run, against a floor and a peer on the same token ids.
 
-One file a benchmark, each with `add_parser(commands)` and `run(options)`; `report.py` prints the table and writes
-the JSON. Needs no screen and imports no Panel.
+One file a benchmark, each with `run(options)`; its options stand here, so that `--help` imports nothing heavy.
+`report.py` prints the table and writes the JSON. Needs no screen and imports no Panel.
 """
 
 from __future__ import annotations
 
-from . import latency, throughput
+import importlib
 
 
 def add_parser(commands) -> None:
     """Add `bench` and its benchmarks to the command line."""
     bench = commands.add_parser("bench", help="measure speed against the floor and against transformers")
     benchmarks = bench.add_subparsers(required=True, metavar="benchmark")
-    for benchmark in (latency, throughput):
-        parser = benchmark.add_parser(benchmarks)
-        parser.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
-        parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
-        parser.add_argument("--repeats", type=int, default=5, help="alternations; the median is printed (default 5)")
-        parser.add_argument("--json", help="also write the figures to this file")
-        parser.set_defaults(run=benchmark.run)
+
+    latency = _benchmark(benchmarks, "latency", "decode and prefill at fixed batch sizes")
+    latency.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32], help="decode batch sizes")
+    latency.add_argument("--prompt", type=int, default=128, help="prompt tokens (default 128)")
+    latency.add_argument("--new", type=int, default=64, help="new tokens (default 64)")
+
+    throughput = _benchmark(benchmarks, "throughput", "mixed requests, all submitted at once")
+    throughput.add_argument("--requests", type=int, default=32, help="how many (default 32)")
+    throughput.add_argument("--max-num-seqs", type=int, default=32, help="sequences in one step (default 32)")
+    throughput.add_argument("--seed", type=int, default=0, help="of the requests' lengths and tokens")
+
+
+def _benchmark(benchmarks, name: str, help: str):
+    parser = benchmarks.add_parser(name, help=help)
+    parser.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    parser.add_argument("--repeats", type=int, default=5, help="alternations; the median is printed (default 5)")
+    parser.add_argument("--json", help="also write the figures to this file")
+    parser.set_defaults(run=lambda options: importlib.import_module(f".{name}", __name__).run(options))
+    return parser

@@ -19,14 +19,6 @@ from .report import print_table
 HEADERS = ["phase", "batch", "kvscope tok/s", "transformers tok/s", "ratio", "floor tok/s", "share of floor"]
 
 
-def add_parser(benchmarks):
-    parser = benchmarks.add_parser("latency", help="decode and prefill at fixed batch sizes")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32], help="decode batch sizes")
-    parser.add_argument("--prompt", type=int, default=128, help="prompt tokens (default 128)")
-    parser.add_argument("--new", type=int, default=64, help="new tokens (default 64)")
-    return parser
-
-
 def run(options) -> int:
     most = max(options.batch)
     blocks = 1 + max(most, 8) * -(-(options.prompt + options.new) // 16)

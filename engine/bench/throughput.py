@@ -18,14 +18,6 @@ from .report import print_table
 HEADERS = ["engine", "requests", "output tokens", "seconds", "output tok/s", "total tok/s", "ratio"]
 
 
-def add_parser(benchmarks):
-    parser = benchmarks.add_parser("throughput", help="mixed requests, all submitted at once")
-    parser.add_argument("--requests", type=int, default=32, help="how many (default 32)")
-    parser.add_argument("--max-num-seqs", type=int, default=32, help="sequences in one step (default 32)")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser
-
-
 def run(options) -> int:
     ours = Kvscope(options.model, options.dtype, max_num_seqs=options.max_num_seqs)
     spec = ours.engine.info.spec

@@ -1,0 +1,34 @@
+"""The command line: what it prints, and that a mistake is one sentence and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from kvscope.workbench.cli import main
+
+
+def test_doctor_says_what_works_and_what_to_do_about_the_rest(capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "torch" in printed and "Numba threads through omp" in printed and "default model" in printed
+    assert all(line[:3] in ("ok ", "no ") for line in printed.split("\n\n")[1].splitlines())
+
+
+def test_a_mistake_is_one_sentence(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["lab", str(tmp_path / "file")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kvscope: folder=") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["lab", "app", "doctor", "model", "bench"])
+def test_help_imports_nothing_heavy(command):
+    script = (
+        "import sys; from kvscope.workbench.cli import main\n"
+        f"try: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'panel', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.rstrip().endswith("[]"), done.stdout + done.stderr
