@@ -82,7 +82,8 @@ class Driver:
     def submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestRecord:
         """Take a request at once; the core sees it before its next step. Raises RequestRefused, EngineClosed."""
         compiler.release_threads()  # of whatever the caller computed before: now the engine's thread needs the CPUs
-        make_text = None if self._decoder is None else partial(SampleText, self._decoder)
+        wants_text = self._decoder is not None and params.detokenize
+        make_text = partial(SampleText, self._decoder) if wants_text else None
         with self._lock:
             core = self._require_open()
             self._last_id += 1  # the core counts the same way, because adding goes through one queue in this order

@@ -74,8 +74,7 @@ class Engine:
         RequestRefused (a ValueError) when the queue is full.
         """
         self._driver.require_open()
-        params = _params(params)
-        self._check_text_options(params)
+        params = self._with_word_ids(_params(params))
         return self._submit(self._encoder.encode(prompt, template=template), params)
 
     def generate(
@@ -94,9 +93,7 @@ class Engine:
         self._driver.require_open()
         self._driver.require_running("generate()")
         batch = as_list(prompts)
-        each = _params_of_each(params, len(batch))
-        for one in each:
-            self._check_text_options(one)
+        each = [self._with_word_ids(one) for one in _params_of_each(params, len(batch))]
         encoded = [self._encoder.encode(prompt, template=template) for prompt in batch]
         handles: list[RequestHandle] = []
         try:
@@ -215,11 +212,13 @@ class Engine:
     def _handle(self, record: RequestRecord) -> RequestHandle:
         return self._driver.registry.handle(record, self._driver, self)
 
-    def _check_text_options(self, params: SamplingParams) -> None:
+    def _with_word_ids(self, params: SamplingParams) -> SamplingParams:
+        """What needs a tokenizer is checked, and done once, here: the core knows token ids only."""
         if params.stop and self._decoder is None:
             raise ValueError(
                 f"stop={params.stop!r}: this model has no tokenizer; use stop_token_ids, or set tokenizer="
             )
+        return self._encoder.with_word_ids(params)
 
 
 Engine.__signature__ = signature()  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class SampleRecord:
 
     def __init__(self, index: int, text: SampleText | None, wants_logprobs: bool):
         self.index = index
-        self.text = text  # None without a tokenizer: token ids only
+        self.text = text  # None without a tokenizer or with detokenize=False: token ids only
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, float]] | None = [] if wants_logprobs else None

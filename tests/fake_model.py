@@ -127,7 +127,7 @@ def reference(
         history = np.stack([np.array(tokens), np.arange(len(tokens))], axis=1)
         logits = torch.from_numpy(logits_of([history] * num_groups, VOCAB))[None]
         too_early = len(output) < params.min_tokens
-        row = SampleRow(0, params, request_id, child, len(output), masked if too_early else ())
+        row = SampleRow(0, params, request_id, child, len(output), masked if too_early else (), tokens)
         output += sampler.sample(logits, [row]).token_ids
         tokens.append(output[-1])
         if output[-1] in ends:

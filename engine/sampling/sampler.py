@@ -5,8 +5,7 @@ prompt that has just been computed). Out: one token id a row, log-probabilities 
 whose logits were not finite. Knows no request, no schedule and no text; keeps no state between calls, so what a row
 draws depends on that row alone: not on its neighbours, its place in the batch, or an earlier preemption.
 
-Order of work for a row: log-probabilities are taken from the raw logits, then masked ids get −inf, then temperature,
-top-k, top-p and min-p apply by the one rule that `kernels.sample` documents, and one uniform number picks the token.
+The order of operations for a row is written in `processors`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from kvscope.kernels.ops import Ops
 
 from .logprobs import TopLogprobs
 from .params import SamplingParams
+from .processors import process
 from .random import request_seed, uniforms
 
 
@@ -32,6 +32,7 @@ class SampleRow:
     child: int
     num_output_tokens: int  # tokens this sample already has: the counter of its random stream
     masked_token_ids: Sequence[int] = ()  # may not be chosen: EOS and stop ids while below min_tokens
+    token_ids: Sequence[int] = ()  # prompt and output, the last num_output_tokens of them; read, never kept
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Sampled:
     token_ids: list[int]
     logprobs: list[dict[int, float] | None]  # {token id: log-probability}, best first, the chosen one always inside
     invalid: list[int] = field(default_factory=list)  # rows whose logits held NaN, +inf or nothing but −inf
+    exhausted: list[int] = field(default_factory=list)  # those of them for which it was the masks that left nothing
 
 
 class Sampler:
@@ -52,23 +54,19 @@ class Sampler:
         self.seed = seed
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
-        """Choose one token a row. `logits` float32 [S, vocab] may be overwritten (masked ids become −inf)."""
+        """Choose one token a row. `logits` float32 [S, vocab] may be overwritten."""
         if not rows:
             return Sampled([], [])
         top = TopLogprobs(logits, rows)
-        self._mask(logits, rows)
-        token_ids = self._choose(_select(logits, rows), rows)
+        logits = _select(logits, rows)
+        processed = set(process(logits, rows))
+        token_ids = self._choose(logits, rows)
         logprobs = top.of(token_ids)
         invalid = [i for i, token_id in enumerate(token_ids) if token_id < 0]
         for i in invalid:
             logprobs[i] = None
-        return Sampled(token_ids, logprobs, invalid)
-
-    def _mask(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-        masked = [(row.logits_row, t) for row in rows for t in row.masked_token_ids]
-        if masked:
-            where = torch.tensor(masked, device=logits.device)  # int64 [masked ids, 2]
-            logits[where[:, 0], where[:, 1]] = -torch.inf
+        exhausted = [i for i in invalid if i in processed and not logits[i].isnan().any()]
+        return Sampled(token_ids, logprobs, invalid, exhausted)
 
     def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """One kernel call for all rows: logits float32 [len(rows), vocab] -> ids, −1 where the logits are broken."""

@@ -8,6 +8,8 @@ numbers. n samples are not counted n times: they are preempted one by one, so th
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..config import EngineConfig
 from ..events import Cause
 from ..request import RequestRefused
@@ -29,19 +31,11 @@ class Door:
         num_prompt = len(prompt_token_ids)
         if not num_prompt:
             raise RequestRefused("prompt_token_ids is empty: at least 1 token is needed", Cause.INVALID, 1, 0)
-        low, high = min(prompt_token_ids), max(prompt_token_ids)
-        if low < 0 or high >= self.vocab_size:
-            bad = low if low < 0 else high
-            raise RequestRefused(
-                f"prompt_token_ids holds {bad}: the model's token ids go from 0 to {self.vocab_size - 1}",
-                Cause.INVALID, bad, self.vocab_size - 1,
-            )  # fmt: skip
-        bad = max(params.stop_token_ids, default=0)
-        if bad >= self.vocab_size:
-            raise RequestRefused(
-                f"stop_token_ids holds {bad}: the model's token ids go from 0 to {self.vocab_size - 1}",
-                Cause.INVALID, bad, self.vocab_size - 1,
-            )  # fmt: skip
+        self._check_ids("prompt_token_ids", prompt_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("bad_words", [token_id for word in params.bad_words for token_id in word])
         if params.n > self.config.max_num_seqs:
             raise RequestRefused(
                 f"n={params.n}: all samples run together, and max_num_seqs allows {self.config.max_num_seqs}",
@@ -57,6 +51,17 @@ class Door:
                 Cause.CONTEXT_TOO_LONG, params.min_tokens, max_tokens,
             )  # fmt: skip
         return max_tokens
+
+    def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
+        if not token_ids:
+            return
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestRefused(
+                f"{field} holds {bad}: the model's token ids go from 0 to {self.vocab_size - 1}",
+                Cause.INVALID, bad, self.vocab_size - 1,
+            )  # fmt: skip
 
     def _check_context(self, num_prompt: int, params: SamplingParams) -> None:
         limit, needed = self.config.max_model_len, num_prompt + (params.max_tokens or 1)

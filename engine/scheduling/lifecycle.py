@@ -21,6 +21,9 @@ from .plan import Plan
 from .scheduler import Scheduler
 
 _FINISHED_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # ours -> vLLM's label
+_NOTHING_LEFT = (
+    "no token is left to choose: allowed_token_ids, bad_words and min_tokens together forbid every one; allow more ids"
+)
 
 
 def sample_rows(plan: Plan) -> list[SampleRow]:
@@ -32,7 +35,7 @@ def sample_rows(plan: Plan) -> list[SampleRow]:
         request, num_output = seq.request, seq.num_output_tokens
         masked = request.masked_token_ids if num_output < request.params.min_tokens else ()
         for child in range(seq.child, seq.child + seq.num_seats):
-            rows.append(SampleRow(logits_row, request.params, request.id, child, num_output, masked))
+            rows.append(SampleRow(logits_row, request.params, request.id, child, num_output, masked, seq.token_ids))
     return rows
 
 
@@ -54,10 +57,11 @@ class Lifecycle:
         chosen = [
             (plan.sequences[row], list(islice(draws, plan.sequences[row].num_seats))) for row in plan.sampled_rows
         ]
-        if sampled.invalid:
-            invalid = set(sampled.invalid)
-            broken = [seq.request for seq, its_draws in chosen if not invalid.isdisjoint(its_draws)]
-            self.fail(broken, FloatingPointError("the logits of the step are not finite (NaN or infinity)"))
+        if sampled.exhausted:
+            self.fail(_drawing(sampled.exhausted, chosen), ValueError(_NOTHING_LEFT))
+        if sampled.invalid:  # whoever has failed already stays as it is
+            fault = FloatingPointError("the logits of the step are not finite (NaN or infinity)")
+            self.fail(_drawing(sampled.invalid, chosen), fault)
         for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             if seq.status is RequestStatus.RUNNING:
                 self.tables.advance(seq, num_tokens)
@@ -174,6 +178,12 @@ class Lifecycle:
                 self.metrics.observe("vllm:request_prompt_tokens", request.num_prompt_tokens)
                 self.metrics.observe("vllm:e2e_request_latency_seconds", self.journal.time - request.metrics.arrival)
         return counts
+
+
+def _drawing(draws: list[int], chosen: list[tuple[Sequence, list[int]]]) -> list[Request]:
+    """The requests for which one of these draws was made."""
+    wanted = set(draws)
+    return [seq.request for seq, its_draws in chosen if not wanted.isdisjoint(its_draws)]
 
 
 def _live(request: Request) -> list[Sequence]:

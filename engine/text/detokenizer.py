@@ -15,6 +15,9 @@ its leading space. So a short window of ids is decoded, and only what cannot cha
 * the window restarts behind its context only when nothing is held and the context has text, so that a leading space
   is cut from the context in both decodes and never from new text.
 
+With `spaces_between_special_tokens=False` a special token right behind another one is written as its bare content, as in
+vLLM, whatever the tokenizer would put between them; everything else stays the full decode.
+
 An incomplete character at the very end (a sample cut by max_tokens) becomes U+FFFD in `flush()`, as in the full decode.
 Each id is decoded at most three times; while a long tail stays undecided it is looked at again only when it has doubled.
 """
@@ -38,7 +41,7 @@ class Decoder:
         self._tokenizer = tokenizer
         self._core = _plain_core(tokenizer)
         # Special tokens that a fast tokenizer leaves out; others decide inside decode().
-        self.skipped = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self.special_text = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.byte_ids = frozenset(self._byte_fallback_ids())
         letter = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._letter = letter, self.decode(letter)
@@ -77,17 +80,23 @@ def _plain_core(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
 class Detokenizer:
     """The text of one sample."""
 
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True):
+    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True):
         self._decoder = decoder
         self._skip = skip_special_tokens
+        self._join_special = not (skip_special_tokens or spaces_between_special_tokens)
+        self._behind_special = False
         self._window: list[int] = []
         self._num_context = 0  # ids of the window whose text was all given out
         self._num_given = 0  # characters of decode(window) that were given out
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token; often the token's own, sometimes none or more."""
-        if self._skip and token_id in self._decoder.skipped:
+        special = token_id in self._decoder.special_text
+        if self._skip and special:
             return ""
+        joins, self._behind_special = special and self._behind_special, special
+        if joins and self._join_special:
+            return self._join(token_id)
         self._window.append(token_id)
         if token_id in self._decoder.byte_ids or not self._worth_trying():
             return ""
@@ -99,12 +108,19 @@ class Detokenizer:
             self._restart()
         return piece
 
+    def _join(self, token_id: int) -> str:
+        """Give out what is held and the bare content of this special token, which becomes the context of what follows."""
+        piece = self.flush() + self._decoder.special_text[token_id]
+        self._window, self._num_context = [token_id], 1
+        self._num_given = len(self._decode(self._window))
+        return piece
+
     def pending(self) -> str:
         """What `flush()` would give now, without giving it."""
         return self._decode(self._window)[self._num_given :] if len(self._window) > self._num_context else ""
 
     def flush(self) -> str:
-        """The held tail: to be called once, when the sample has ended."""
+        """The held tail: the window is empty afterwards."""
         text = self.pending()
         self._window, self._num_context, self._num_given = [], 0, 0
         return text

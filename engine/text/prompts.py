@@ -15,9 +15,10 @@ import numbers
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..sampling.params import SamplingParams
 from .chat import Messages, render_chat
 
 if TYPE_CHECKING:
@@ -49,6 +50,26 @@ class PromptEncoder:
         if is_conversation(prompt):
             return self._chat(prompt, template)  # type: ignore[arg-type]
         return EncodedPrompt(None, self._ids(prompt))  # type: ignore[arg-type]
+
+    def with_word_ids(self, params: SamplingParams) -> SamplingParams:
+        """The same params with every bad word as token ids: as it stands at the start of a text, and behind a space. The
+        engine's core knows no text. Raises ValueError for a word where there is no tokenizer."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        words: dict[tuple[int, ...], None] = {}  # an ordered set
+        for word in params.bad_words:
+            if isinstance(word, str):
+                words.update(dict.fromkeys(self._word_ids(word.lstrip()) + self._word_ids(" " + word.lstrip())))
+            else:
+                words[tuple(word)] = None
+        return replace(params, bad_words=tuple(words))
+
+    def _word_ids(self, word: str) -> list[tuple[int, ...]]:
+        """Its ids, in a list; an empty one where an id has no logit, so that the word cannot come."""
+        tokenizer = self._require("a word in bad_words")
+        with self._lock:
+            ids = tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"]
+        return [tuple(ids)] if ids and max(ids) < self._vocab_size else []
 
     def _text(self, prompt: str) -> EncodedPrompt:
         if not prompt:

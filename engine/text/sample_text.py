@@ -13,7 +13,7 @@ from .stop_strings import StopStrings
 
 class SampleText:
     def __init__(self, decoder: Decoder, params: SamplingParams):
-        self._detokenizer = Detokenizer(decoder, params.skip_special_tokens)
+        self._detokenizer = Detokenizer(decoder, params.skip_special_tokens, params.spaces_between_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._num_unstoppable = params.min_tokens  # tokens whose text no stop string may begin in
 

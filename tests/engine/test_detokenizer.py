@@ -1,6 +1,7 @@
 """Text that comes token by token equals the full decode, never takes anything back, and never splits a character."""
 
 import functools
+import itertools
 
 import families
 import pytest
@@ -110,3 +111,26 @@ def test_one_token_reads_as_inside_a_text():
     assert decoder.token_text(tokenizer.eos_token_id) == "</s>"
     _, decoder = decoder_of(families.byte_level)
     assert decoder.token_text(0xF0) == REPLACEMENT
+
+
+@settings(max_examples=150, deadline=None)
+@given(family=st.sampled_from([families.byte_level, families.gemma_sentencepiece, families.wordpiece]), data=st.data())
+def test_special_tokens_that_follow_each_other_can_stand_without_a_space(family, data):
+    """Nothing else changes: with what the tokenizer puts between them taken out, it is the full decode."""
+    tokenizer, decoder = decoder_of(family)
+    special = sorted(decoder.special_text)
+    ids = data.draw(st.lists(st.one_of(st.sampled_from(special), st.integers(0, len(tokenizer) - 1)), max_size=20))
+    detokenizer = Detokenizer(decoder, False, False)
+    expected = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    if family is families.wordpiece:  # the others put nothing there
+        for a, b in itertools.product(decoder.special_text.values(), repeat=2):
+            expected = expected.replace(f"{a} {b}", f"{a}{b}").replace(f"{a} {b}", f"{a}{b}")
+    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == expected
+
+
+def test_no_space_between_special_tokens_in_words():
+    tokenizer, decoder = decoder_of(families.wordpiece)
+    ids = tokenizer.convert_tokens_to_ids(["hello", "<s>", "</s>", "<s>", "world"])
+    for spaces, text in ((True, "hello <s> </s> <s> world"), (False, "hello <s></s><s> world")):
+        detokenizer = Detokenizer(decoder, False, spaces)
+        assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == text

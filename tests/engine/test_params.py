@@ -12,6 +12,10 @@ def test_defaults_are_vllms():
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
     assert params.max_tokens is None and params.seed is None and params.stop == () and not params.greedy
     assert SamplingParams(temperature=0).greedy
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert params.logit_bias is None and params.allowed_token_ids is None and params.bad_words == ()
+    assert params.detokenize and params.spaces_between_special_tokens
+    assert not params.shapes_logits
 
 
 def test_sequences_become_tuples_and_the_object_is_frozen():
@@ -20,6 +24,19 @@ def test_sequences_become_tuples_and_the_object_is_frozen():
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b") and SamplingParams(stop=None).stop == ()
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.n = 2
+    words = ["x y", [np.int64(3), 4]]
+    assert (
+        SamplingParams(bad_words=words).bad_words == ("x y", (3, 4)) and SamplingParams(bad_words=None).bad_words == ()
+    )
+
+
+def test_a_bias_is_copied_and_the_object_can_still_be_a_key():
+    biases = {np.int64(3): 1}
+    params = SamplingParams(logit_bias=biases, allowed_token_ids=[3])
+    biases[4] = 5
+    assert params.logit_bias == {3: 1.0} and params.allowed_token_ids == (3,)
+    assert len({params, SamplingParams(logit_bias={3: 1.0}, allowed_token_ids=(3,))}) == 1
+    assert params != SamplingParams(logit_bias={3: 2.0}, allowed_token_ids=[3])
 
 
 def test_numpy_numbers_are_numbers():
@@ -51,6 +68,24 @@ def test_numpy_numbers_are_numbers():
         ("min_tokens", -1, "0 or more"),
         ("logprobs", -1, "from 0 to 20"),
         ("logprobs", 21, "from 0 to 20"),
+        ("presence_penalty", -2.1, "from -2 to 2"),
+        ("frequency_penalty", 2.1, "from -2 to 2"),
+        ("frequency_penalty", float("nan"), "from -2 to 2"),
+        ("repetition_penalty", 0, "above 0"),
+        ("repetition_penalty", None, "above 0"),
+        ("logit_bias", {3: 101}, "biases from -100 to 100"),
+        ("logit_bias", {3: float("nan")}, "biases from -100 to 100"),
+        ("logit_bias", {-3: 1}, "token ids, 0 or more"),
+        ("logit_bias", [3], "a dict from token ids"),
+        ("allowed_token_ids", [], "at least one token id"),
+        ("allowed_token_ids", [-1], "a list of token ids"),
+        ("bad_words", "word", "a list of words"),
+        ("bad_words", ["", "x"], "words that are not blank"),
+        ("bad_words", [" "], "words that are not blank"),
+        ("bad_words", [[]], "a list of its token ids"),
+        ("bad_words", [[-1]], "a list of its token ids"),
+        ("detokenize", 1, "True or False"),
+        ("spaces_between_special_tokens", None, "True or False"),
         ("stop", [""], "strings that are not empty"),
         ("stop", [3], "strings that are not empty"),
         ("stop_token_ids", [-1], "token ids"),
@@ -71,8 +106,10 @@ def test_contradictions_name_both_sides():
         SamplingParams(min_tokens=5, max_tokens=3)
     with pytest.raises(ValueError, match="n=2: must be 1 when temperature is 0"):
         SamplingParams(n=2, temperature=0)
-    with pytest.raises(TypeError, match="frequency_penalty"):
-        SamplingParams(frequency_penalty=1.0)
+    with pytest.raises(ValueError, match=r"stop=\('x',\): must be empty when detokenize is False"):
+        SamplingParams(stop="x", detokenize=False)
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(best_of=2)
 
 
 @pytest.mark.parametrize(
