@@ -293,7 +293,7 @@ def prefill_tile(dtype: torch.dtype, group: int, block_d: int) -> Tile:
     if dtype == torch.float32:
         rows, keys, warps, stages = (32, 32, 4, 2) if block_d <= 128 else (16, 16, 4, 2)
     elif block_d <= 64:
-        rows, keys, warps, stages = 128, 64, 4, 3
+        rows, keys, warps, stages = 128, 64, 8, 3
     elif block_d <= 128:
         rows, keys, warps, stages = 128, 64, 8, 2
     else:

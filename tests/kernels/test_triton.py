@@ -1,4 +1,4 @@
-"""Runs the cases of `triton_interpreted.py` in a process where Triton interprets, which must be said before its import."""
+"""Runs the cases of `triton_*.py` in processes where Triton interprets, which must be said before its import."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("triton_interpreted.py")
+HERE = Path(__file__).parent
 
 
-def run(marks, seconds):
+def run(cases, marks, seconds):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-m", marks, CASES],
+        [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-m", marks, HERE / cases],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -23,10 +23,21 @@ def run(marks, seconds):
 
 
 def test_the_kernels_are_the_reference():
-    run("not full", 540)
+    run("triton_interpreted.py", "not full", 540)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_the_kernels_are_the_reference_over_the_larger_grid():
-    run("full", 3500)
+    run("triton_interpreted.py", "full", 3500)
+
+
+def test_the_gpu_bench_checks_what_it_runs():
+    run("triton_bench.py", "not full", 540)
+
+
+def test_the_gpu_bench_needs_few_packages():
+    """It is run where only torch, Triton, transformers, numpy and safetensors are."""
+    refused = ["numba", "gguf", "panel", "bokeh", "ipywidgets", "platformdirs", "filelock", "psutil", "tqdm"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({refused})); import kvscope.engine.bench.gpu"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
