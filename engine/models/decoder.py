@@ -1,9 +1,11 @@
 """The native decoder: Llama-like models on the operations of `kvscope.kernels`.
 
     input ids ─ embedding ─▶ residual stream, float32 [T, hidden]
-        each layer:  norm ─ qkv ─ (head norms) ─ rotary ─ write K, V ─ paged attention ─ o   ─▶ += residual
-                     norm ─ gate | up ─ silu·mul ─ down                                      ─▶ += residual
-    norm ─ head ─▶ logits, float32, only for the rows that are sampled
+        each layer:  (norm) ─ qkv ─ (q and k norms) ─ (rotary) ─ write K, V ─ paged attention ─ o ─ (norm) ─▶ += residual
+                     (norm) ─ gate | up ─ act(gate)·up ─ down ─ (norm)                                     ─▶ += residual
+    norm ─ head ─ (soft cap) ─▶ logits, float32, only for the rows that are sampled
+
+What stands in parentheses is there in some families only; `DecoderConfig` says in which.
 
 One call does a step: any mix of prompts, pieces of prompts and single tokens, told apart only by the arrays of the batch.
 The model holds no state of a step, so engines that share weights may run at once. Activations are in the model's dtype;
@@ -35,16 +37,18 @@ if TYPE_CHECKING:
 class Layer:
     """The parameters of one layer; the projections are packed by the kernels that will read them."""
 
-    input_norm: torch.Tensor  # float32 [H]
+    input_norm: torch.Tensor | None  # float32 [H], as are the three below; on what attention reads
     qkv: Any  # [(Hq + 2·Hk)·d, H]: q, k and v in one product
-    q_norm: torch.Tensor | None  # float32 [d]
-    k_norm: torch.Tensor | None
+    q_norm: torch.Tensor | None  # float32 [d], over each head by itself, or [Hq·d], over all of them at once
+    k_norm: torch.Tensor | None  # float32 [d] or [Hk·d]
     o: Any  # [H, Hq·d]
-    post_norm: torch.Tensor  # float32 [H]
+    attended_norm: torch.Tensor | None  # on what attention adds
+    mlp_norm: torch.Tensor | None  # on what the MLP reads
     gate_up: Any  # [2·I, H]: gate, then up
     down: Any  # [H, I]
-    window: int
-    rotates: bool
+    down_norm: torch.Tensor | None  # on what the MLP adds
+    window: int  # tokens a query sees, itself included; 0 = all
+    rope: int | None  # which of the model's rotary tables; None = no rotation
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class DecoderWeights:
     embedding: torch.Tensor | None  # [V, H]; None when the head serves the lookup too
     final_norm: torch.Tensor
     head: Any  # [V, H]
-    rope: RotaryTable
+    ropes: tuple[RotaryTable, ...]
     num_parameters: int
     num_bytes: int
 
@@ -111,28 +115,36 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
         """Write the step's K and V into `storage`, attend, return logits: float32 [S, V]."""
-        k, c, w, dtype = self.kernels, self.config, self.weights, self.spec.dtype
-        cos_sin = w.rope.upto(self._num_positions(batch))
-        rows = w.head.rows if w.embedding is None else w.embedding.__getitem__
-        residual = rows(batch.input_ids).to(torch.float32, copy=True)  # [T, H]
-        if c.embedding_multiplier != 1.0:
-            residual *= c.embedding_multiplier
-        x = k.rms_norm(residual, w.layers[0].input_norm, c.rms_norm_eps, out_dtype=dtype)
+        k, c, w = self.kernels, self.config, self.weights
+        num_positions = self._num_positions(batch)
+        tables = [rope.upto(num_positions) for rope in w.ropes]
+        residual = self._embed(batch.input_ids)  # [T, H]
+        x = self._read_stream(residual, w.layers[0].input_norm)
         last = len(w.layers) - 1
         for i, layer in enumerate(w.layers):
-            attended = self._attention(i, layer, x, cos_sin, batch, storage)  # [T, Hq·d]
+            attended = self._attention(i, layer, x, tables, batch, storage)  # [T, Hq·d]
             if i == last:
                 attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]  # [S, …]
-            x = self._to_stream(attended, layer.o)
-            x = k.add_rms_norm(x, residual, layer.post_norm, c.rms_norm_eps, out_dtype=dtype)
-            x = self._to_stream(k.silu_mul(k.linear(x, layer.gate_up)), layer.down)
+            x = self._to_stream(attended, layer.o, layer.attended_norm, residual, layer.mlp_norm)
+            x = self._gate(k.linear(x, layer.gate_up))
             norm = w.final_norm if i == last else w.layers[i + 1].input_norm
-            x = k.add_rms_norm(x, residual, norm, c.rms_norm_eps, out_dtype=dtype)
+            x = self._to_stream(x, layer.down, layer.down_norm, residual, norm)
         logits = k.linear(x, w.head, out_dtype=torch.float32)  # [S, V]
-        return logits if c.logits_divisor == 1.0 else logits / c.logits_divisor
+        if c.logits_divisor != 1.0:
+            logits = logits / c.logits_divisor
+        return logits if not c.logits_softcap else torch.tanh(logits / c.logits_softcap) * c.logits_softcap
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding as the residual stream begins: float32 [T, H]."""
+        w, multiplier = self.weights, self.config.embedding_multiplier
+        rows = w.head.rows if w.embedding is None else w.embedding.__getitem__
+        residual = rows(input_ids).to(torch.float32, copy=True)
+        if multiplier != 1.0:
+            residual *= torch.tensor(multiplier, dtype=self.spec.dtype).item()  # as the model was trained: rounded
+        return residual
 
     def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, cos_sin: torch.Tensor, batch: Batch, storage: KVStorage
+        self, index: int, layer: Layer, x: torch.Tensor, tables: list[torch.Tensor], batch: Batch, storage: KVStorage
     ) -> torch.Tensor:
         """Project, rotate, store K and V, attend over everything stored: [T, Hq·d]."""
         k, c = self.kernels, self.config
@@ -142,9 +154,10 @@ class Decoder:
         query, key, value = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
         if layer.q_norm is not None:
             query = self._head_norm(query, layer.q_norm)
+        if layer.k_norm is not None:
             key = self._head_norm(key, layer.k_norm)
-        if layer.rotates:
-            k.rotary(query, key, batch.positions, cos_sin)
+        if layer.rope is not None:
+            k.rotary(query, key, batch.positions, tables[layer.rope])
         group = storage.group_of(index)
         pages, layout = storage.pages(index)
         k.write_kv(key, value, pages, layout, batch.slot_mapping[group])
@@ -157,18 +170,48 @@ class Decoder:
             batch.seq_lens,
             scale=c.attention_scale,
             window=layer.window,
+            softcap=c.attention_softcap,
         )
         return attended.view(x.shape[0], c.q_size)
 
-    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """RMSNorm of every head of [T, heads, d] by itself."""
-        flat = heads.reshape(-1, self.config.head_dim)
+    def _head_norm(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of [T, heads, d], over as many elements at once as there are weights: one head, or all."""
+        flat = heads.reshape(-1, weight.shape[0])
         return self.kernels.rms_norm(flat, weight, self.config.rms_norm_eps, out_dtype=heads.dtype).view(heads.shape)
 
-    def _to_stream(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
-        """The product that is added to the residual stream: float32, so that it is not rounded on its way there."""
-        x = self.kernels.linear(x, packed, out_dtype=torch.float32)
-        return x if self.config.residual_multiplier == 1.0 else x * self.config.residual_multiplier
+    def _gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """act(gate)·up: [T, 2·I] -> [T, I]."""
+        if self.config.activation == "silu":
+            return self.kernels.silu_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+
+    def _read_stream(self, residual: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """What a block reads from the residual stream, in the model's dtype."""
+        if norm is None:
+            return residual.to(self.spec.dtype)
+        return self.kernels.rms_norm(residual, norm, self.config.rms_norm_eps, out_dtype=self.spec.dtype)
+
+    def _to_stream(
+        self,
+        x: torch.Tensor,
+        packed: Any,
+        norm: torch.Tensor | None,
+        residual: torch.Tensor,
+        next_norm: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Add a block's last product, normed where the family norms it, to the residual stream (in place), and return
+        what the next block reads. The product is float32, so that it is not rounded on its way to the stream."""
+        k, c, dtype = self.kernels, self.config, self.spec.dtype
+        x = k.linear(x, packed, out_dtype=torch.float32)
+        if norm is not None:
+            x = k.rms_norm(x, norm, c.rms_norm_eps, out_dtype=torch.float32)
+        if c.residual_multiplier != 1.0:
+            x = x * c.residual_multiplier
+        if next_norm is not None:
+            return k.add_rms_norm(x, residual, next_norm, c.rms_norm_eps, out_dtype=dtype)
+        residual += x
+        return residual.to(dtype)
 
     def _num_positions(self, batch: Batch) -> int:
         """Rows of the rotary table that the step needs; on a GPU the whole table, since looking would wait for it."""

@@ -47,33 +47,40 @@ class _Builder:
                 f"{self.checkpoint.folder} holds {len(unread)} tensors that a {c.model_type!r} of this config.json does not "
                 f"have, {unread[0]} first: leaving them out would change what the model computes"
             )
-        rope = RotaryTable(
-            c.rope_parameters, rot_dim=c.head_dim, max_position=c.max_position, seq_len=0, device=self.device
+        ropes = tuple(
+            RotaryTable(rope, rot_dim=c.rot_dim, max_position=c.max_position, seq_len=0, device=self.device)
+            for rope in c.ropes
         )
-        return DecoderWeights(layers, embedding, final_norm, head, rope, self.num_parameters, self.num_bytes)
+        return DecoderWeights(layers, embedding, final_norm, head, ropes, self.num_parameters, self.num_bytes)
 
     def _layer(self, i: int) -> Layer:
         c, prefix = self.config, f"model.layers.{i}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        if c.fused_projections:
+            qkv = {f"{attention}qkv_proj": c.q_size + 2 * c.kv_size}
+            gate_up = {f"{mlp}gate_up_proj": 2 * c.intermediate_size}
+        else:
+            qkv = {f"{attention}q_proj": c.q_size, f"{attention}k_proj": c.kv_size, f"{attention}v_proj": c.kv_size}
+            gate_up = {f"{mlp}gate_proj": c.intermediate_size, f"{mlp}up_proj": c.intermediate_size}
+        # A layer's second norm has one name and two places: Llama's stands before the MLP, Gemma's and OLMo's after attention.
+        before_mlp = "pre_feedforward_layernorm" if c.norms_after else "post_attention_layernorm"
+
+        def norm(name: str, size: int, present: bool) -> torch.Tensor | None:
+            return self._norm(f"{name}.weight", size) if present else None
+
         return Layer(
-            input_norm=self._norm(f"{prefix}input_layernorm.weight", c.hidden_size),
-            qkv=self._linear(
-                {f"{attention}q_proj": c.q_size, f"{attention}k_proj": c.kv_size, f"{attention}v_proj": c.kv_size},
-                c.hidden_size,
-                bias=c.qkv_bias,
-            ),
-            q_norm=self._norm(f"{attention}q_norm.weight", c.head_dim) if c.qk_norm else None,
-            k_norm=self._norm(f"{attention}k_norm.weight", c.head_dim) if c.qk_norm else None,
+            input_norm=norm(f"{prefix}input_layernorm", c.hidden_size, c.norms_before),
+            qkv=self._linear(qkv, c.hidden_size, bias=c.qkv_bias),
+            q_norm=norm(f"{attention}q_norm", c.q_norm_size, c.q_norm_size > 0),
+            k_norm=norm(f"{attention}k_norm", c.k_norm_size, c.k_norm_size > 0),
             o=self._linear({f"{attention}o_proj": c.hidden_size}, c.q_size, bias=c.o_bias),
-            post_norm=self._norm(f"{prefix}post_attention_layernorm.weight", c.hidden_size),
-            gate_up=self._linear(
-                {f"{mlp}gate_proj": c.intermediate_size, f"{mlp}up_proj": c.intermediate_size},
-                c.hidden_size,
-                bias=c.mlp_bias,
-            ),
+            attended_norm=norm(f"{prefix}post_attention_layernorm", c.hidden_size, c.norms_after),
+            mlp_norm=norm(f"{prefix}{before_mlp}", c.hidden_size, c.norms_before),
+            gate_up=self._linear(gate_up, c.hidden_size, bias=c.mlp_bias),
             down=self._linear({f"{mlp}down_proj": c.hidden_size}, c.intermediate_size, bias=c.mlp_bias),
+            down_norm=norm(f"{prefix}post_feedforward_layernorm", c.hidden_size, c.norms_after),
             window=c.windows[i],
-            rotates=c.rotates[i],
+            rope=c.layer_ropes[i],
         )
 
     def _ends(self) -> tuple[torch.Tensor | None, Any]:
@@ -113,7 +120,7 @@ class _Builder:
         return packed
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
-        weight = self.checkpoint.read(name, (size,), torch.float32).to(self.device)
+        weight = self.checkpoint.read(name, (size,), torch.float32).to(self.device) + self.config.norm_offset
         self._count(size, weight.nbytes)
         return weight
 

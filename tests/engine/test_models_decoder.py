@@ -1,11 +1,12 @@
 """The native decoder against transformers, in float32: every family, every option it says it implements."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
-from kvscope.engine.models.decoder_config import DecoderConfig, UnsupportedModel
+from kvscope.engine.models.decoder_config import FAMILIES, DecoderConfig, UnsupportedModel
 from kvscope.engine.models.loader import load_model
 from kvscope.kernels import ops
 from steps import HandDealt
@@ -14,6 +15,12 @@ from transformers import AutoConfig
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
+NEW_TOKENS = 48
+GEMMA = {"head_dim": 20, "query_pre_attn_scalar": 9, "final_logit_softcapping": 8.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama, untied, biases": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
@@ -53,12 +60,55 @@ CASES = {
         "granite",
         {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 3.0},
     ),
+    "phi3": ("phi3", {}),
+    "phi3, untied, as many KV heads, window 9": (
+        "phi3", {"tie_word_embeddings": False, "num_key_value_heads": 4, "sliding_window": 9},
+    ),
+    "phi3, longrope": ("phi3", {"original_max_position_embeddings": 256, "rope_parameters": LONGROPE}),
+    "phi3, half of each head rotated": (
+        "phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2, untied, as many KV heads, biases": (
+        "olmo2", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True},
+    ),
+    "olmo2, three layers": ("olmo2", {"num_hidden_layers": 3, "num_key_value_heads": 1}),
+    "gemma2, window 9": ("gemma2", {**GEMMA, "sliding_window": 9, "attn_logit_softcapping": 5.0}),
+    "gemma2, untied, as many KV heads": (
+        "gemma2", {**GEMMA, "sliding_window": 6, "num_key_value_heads": 4, "tie_word_embeddings": False},
+    ),
+    "gemma2, no caps, own types of layers": (
+        "gemma2",
+        {
+            **GEMMA, "sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "num_hidden_layers": 3,
+        },
+    ),
+    "gemma3, window 7, every third layer global": (
+        "gemma3_text", {**GEMMA, "sliding_window": 7, "sliding_window_pattern": 3, "num_hidden_layers": 7},
+    ),
+    "gemma3, untied, as many KV heads, linear rope": (
+        "gemma3_text",
+        {
+            **GEMMA, "sliding_window": 9, "sliding_window_pattern": 2, "num_key_value_heads": 4, "num_hidden_layers": 4,
+            "tie_word_embeddings": False, "final_logit_softcapping": 4.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 8.0},
+            },
+        },
+    ),
 }  # fmt: skip
 
 
 def load(folder, kernels):
     files = SimpleNamespace(folder=folder, name=folder.name, source="a test")
     return load_model(files, dtype=torch.float32, device="cpu", kernels=kernels)
+
+
+@functools.cache
+def expected_ids(folder):
+    return tiny.oracle(folder, PROMPT, NEW_TOKENS)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -77,7 +127,7 @@ def test_logits_and_greedy_ids_equal_transformers(folder, kernels):
     expected = tiny.oracle_logits(folder, PROMPT)
     whole = HandDealt(model, kernels).step({0: PROMPT}, all_logits=True)
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
-    assert HandDealt(model, kernels).greedy(PROMPT, 24) == tiny.oracle(folder, PROMPT, 24)
+    assert HandDealt(model, kernels).greedy(PROMPT, NEW_TOKENS) == expected_ids(folder)
 
 
 def test_chunks_beside_another_row_change_nothing(folder, kernels):
@@ -107,11 +157,18 @@ def test_a_step_that_samples_nothing_writes_the_cache_and_gives_no_logits(tiny_f
     torch.testing.assert_close(after[0], tiny.oracle_logits(tiny_folder, PROMPT[:12])[-1], rtol=0, atol=1e-4)
 
 
+def test_every_family_is_compared():
+    assert {family for family, _ in CASES.values()} == set(FAMILIES)
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("gemma2", {}, "model_type='gemma2': the native decoder serves llama, mistral"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu': the native decoder implements 'silu'"),
+        ("gpt_neox", {}, "model_type='gpt_neox': the native decoder serves llama, mistral"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu': the native decoder implements 'silu' and"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu': the native decoder implements"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("qwen2", {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 32}, "'chunked_attention'"),
         ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0: not an option of 'llama'"),
         ("llama", {"logits_scaling": 2.0}, "logits_scaling=2.0: not an option of 'llama'"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
