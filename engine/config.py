@@ -14,6 +14,7 @@ _CHOICES = {
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs",),
     "preemption_mode": ("recompute",),
+    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
 _AT_LEAST = {
     "block_size": 1,
@@ -50,6 +51,8 @@ class EngineConfig:
     kv_cache_dtype          "auto": the model's
     scheduling_policy       "fcfs": in order of arrival
     preemption_mode         "recompute": a request that lost its blocks computes them again
+    logprobs_mode           "raw_logprobs": logprobs are of the model's own logits; "processed_logprobs": of what the
+                            token was drawn from, after masks, penalties, temperature and filters
     watermark               share of the pool kept free when a request is admitted
     max_waiting_requests    requests that may wait; one more is refused
     max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
@@ -74,6 +77,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
+    logprobs_mode: str = "raw_logprobs"
     watermark: float = 0.01
     max_waiting_requests: int = 10_000
     max_waiting_tokens: int = 10_000_000
@@ -136,6 +140,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     scheduling_policy: str
     preemption_mode: str
+    logprobs_mode: str
     watermark: float
     max_waiting_requests: int
     max_waiting_tokens: int

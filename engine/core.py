@@ -75,7 +75,7 @@ class EngineCore:
         self.door = Door(config, vocab_size=model.spec.vocab_size, num_groups=self.num_groups)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
         self.runner = ModelRunner(model, storage)
-        self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed)
+        self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed, config.logprobs_mode)
         self.lifecycle = Lifecycle(self.scheduler, storage, self.counters)
         self._live: dict[int, Request] = {}
         self._finished: OrderedDict[int, Request] = OrderedDict()
@@ -94,7 +94,9 @@ class EngineCore:
             self.scheduler.schedule(plan)
             batch = Batch.from_plan(plan, block_size=self.config.block_size, device=self.device)
             logits = self.runner.execute(batch)
-            sampled = self.sampler.sample(logits, sample_rows(plan))
+            num_sampled = len(plan.sampled_rows)
+            self.lifecycle.keep_prompt_logprobs(plan, logits[num_sampled:])
+            sampled = self.sampler.sample(logits[:num_sampled], sample_rows(plan))
             self.lifecycle.apply(plan, sampled)
         return self._close_step(plan)
 

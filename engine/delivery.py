@@ -40,6 +40,7 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
 
 def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]) -> None:
     with record.lock:
+        record.prompt_logprobs = request.prompt_logprobs
         for child, token_id in tokens:
             sample, seq = record.samples[child], request.children[child]
             if sample.finish_reason is not None:  # tokens behind a stop string of the same step

@@ -62,6 +62,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
+    """A request so far. `prompt_logprobs`, where asked for, has an entry a prompt token from the first output token on;
+    nothing predicts the first one, so its entry is None."""
+
     request_id: int
     prompt: str | None
     prompt_token_ids: list[int]

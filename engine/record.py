@@ -103,6 +103,7 @@ class RequestRecord:
         self.error: BaseException | None = None
         self.metrics = RequestMetrics(arrival=time.monotonic())  # replaced by the core's own once it is added
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None  # whole, with the first token
         self.handle: Callable[[], RequestHandle | None] = lambda: None  # a weak reference once there is a handle
         self.lock = threading.Lock()
         self.text_came = threading.Condition(self.lock)
@@ -150,6 +151,7 @@ class RequestRecord:
                 finished=self.done,
                 num_cached_tokens=self.num_cached_tokens,
                 metrics=replace(self.metrics),
+                prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
                 error=None if self.error is None else str(self.error),
             )
 

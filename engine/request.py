@@ -195,6 +195,8 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.has_forked = params.n == 1
         self.num_cached_tokens = 0  # prompt tokens whose prefill was skipped at the first admission
+        # Of the prompt's tokens in order, as far as they are known; nothing predicts the first. None: not asked for.
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None if params.prompt_logprobs is None else [None]
         self.error: BaseException | None = None
         self.metrics = RequestMetrics(arrival=arrival)
         self.children = [Sequence(self, 0, array("q", self.prompt_token_ids), num_groups)]
@@ -203,6 +205,11 @@ class Request:
         return (
             f"<Request {self.id} {self.status}, {self.num_prompt_tokens} prompt tokens, {len(self.children)} children>"
         )
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Are some still to come? Until they are all known the prompt is computed and never read from the prefix cache."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
     @property
     def finished(self) -> bool:

@@ -209,6 +209,17 @@ def sample(
 
 
 def _sample_row(logits: torch.Tensor, temperature: float, k: int, top_p: float, min_p: float, uniform: float) -> int:
+    kept, p = kept_tokens(logits, temperature, k, top_p, min_p)
+    mass = p.cumsum(-1)
+    over = (mass > uniform * mass[-1]).nonzero()
+    return int(kept[over[0] if len(over) else -1])
+
+
+def kept_tokens(
+    logits: torch.Tensor, temperature: float, k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the filters leave of one row, float32 [V], temperature above 0: (token ids ascending, int64 [K]; their
+    probabilities in units of the largest, float64 [K])."""
     p = ((logits.double() - logits.max()) / temperature).exp()  # in units of the largest, so that equal stays equal
     order = torch.argsort(logits, descending=True, stable=True)  # equal logits stay in ascending id order
     if k > 0:
@@ -219,6 +230,4 @@ def _sample_row(logits: torch.Tensor, temperature: float, k: int, top_p: float, 
     if min_p > 0:
         order = order[p[order] >= min_p * p[order[0]]]
     kept = order[p[order] > 0].sort().values
-    mass = p[kept].cumsum(-1)
-    over = (mass > uniform * mass[-1]).nonzero()
-    return int(kept[over[0] if len(over) else -1])
+    return kept, p[kept]

@@ -67,9 +67,9 @@ class FakeModel:
         ends = batch.query_start_loc.numpy()[1:] - 1
         rows = np.searchsorted(ends, batch.logits_indices.numpy())
         logits = np.empty((len(rows), self.spec.vocab_size), np.float32)
-        for s, row in enumerate(rows):
+        for s, (row, token) in enumerate(zip(rows, batch.logits_indices.tolist(), strict=True)):
             histories = [
-                read_back(storage, group, table[row].numpy(), int(batch.seq_lens[row]))
+                read_back(storage, group, table[row].numpy(), int(batch.positions[token]) + 1)
                 for group, table in enumerate(batch.block_tables)
             ]
             logits[s] = logits_of(histories, self.spec.vocab_size)

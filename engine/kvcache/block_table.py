@@ -56,11 +56,15 @@ class BlockTables:
 
     def find_prefix(self, seq: Sequence) -> list[PrefixNode]:
         """Cached text at the start of the sequence: whole blocks, and at least one token is left to compute."""
-        if not self.enable_prefix_caching:
+        if not self.reads_cache(seq):
             return []
         root = self.index.root(seq.request.extra_keys)
         max_blocks = (seq.num_tokens - 1) // self.block_size
         return self.index.match(root, seq.token_ids, seq.block_keys, max_blocks)
+
+    def reads_cache(self, seq: Sequence) -> bool:
+        """Log-probabilities of a prompt need every one of its tokens computed."""
+        return self.enable_prefix_caching and not seq.request.lacks_prompt_logprobs
 
     def explain_miss(self, seq: Sequence, nodes: list[PrefixNode]) -> Miss | None:
         """Why `find_prefix` found no more than `nodes`."""

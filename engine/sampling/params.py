@@ -33,6 +33,8 @@ class SamplingParams:
     max_tokens                  None: the room that is left, the smaller of the model's context and the pool
     min_tokens                  up to here no EOS or stop id can be chosen, also with ignore_eos, and no stop string counts
     logprobs                    log-probabilities of this many best tokens and of the chosen one, at most 20
+    prompt_logprobs             the same for every prompt token but the first, whatever logprobs_mode says of the raw
+                                logits; the prompt is computed whole, not read from the prefix cache
     detokenize                  False: token ids only, no text and no stop strings
     skip_special_tokens         special tokens make no text
     spaces_between_special_tokens  False: special tokens that follow each other stand without a space between them
@@ -57,6 +59,7 @@ class SamplingParams:
     max_tokens: int | None = None
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -80,7 +83,9 @@ class SamplingParams:
             _require(bool(self.allowed_token_ids), "allowed_token_ids", (), "a list of at least one token id, or None")
         self._set("bad_words", _bad_words(self.bad_words))
         _require(self.n <= 64, "n", self.n, "an integer from 1 to 64")
-        _require(self.logprobs is None or self.logprobs <= MAX_LOGPROBS, "logprobs", self.logprobs, _LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value <= MAX_LOGPROBS, name, value, _LOGPROBS)
         limit = "empty when detokenize is False: stop strings are found in text"
         _require(self.detokenize or not self.stop, "stop", self.stop, limit)
         if self.max_tokens is not None:
@@ -122,6 +127,7 @@ _INTEGERS: tuple[tuple[str, int | None, str], ...] = (
     ("max_tokens", 1, "1 or more, or None"),
     ("min_tokens", 0, "0 or more"),
     ("logprobs", 0, _LOGPROBS),
+    ("prompt_logprobs", 0, _LOGPROBS),
 )
 _REALS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("presence_penalty", lambda value: -2 <= value <= 2, "from -2 to 2"),

@@ -2,7 +2,7 @@
 
 In: logits float32 [S, vocab], row i those of `rows[i]`, changed in place. The order of operations for one token, vLLM's:
 
-    1  log-probabilities to report
+    1  log-probabilities to report, where logprobs_mode is "raw_logprobs"
     2  allowed_token_ids       every other id gets −inf
     3  bad_words               the last id of a sequence gets −inf where the output ends with the ids before it
     4  min_tokens              EOS and stop ids get −inf while the output is shorter
@@ -12,6 +12,8 @@ In: logits float32 [S, vocab], row i those of `rows[i]`, changed in place. The o
     8  presence_penalty        ids in the output: l − penalty
     9  temperature, top_k, top_p, min_p and the draw, by the one rule of `kernels.sample`; temperature 0 takes the
        largest logit, the lowest id of equals
+    10 log-probabilities to report, where logprobs_mode is "processed_logprobs": of what was left after 9's filters
+       (temperature 0: after 8)
 
 This file is 2 to 8, one function each. A function works on all rows that use it at once, and nothing is kept between
 steps: what the output holds is counted from its ids, so a preempted sample goes on counting where it stopped. Rows

@@ -46,21 +46,27 @@ class Sampled:
 
 
 class Sampler:
-    """`seed` is the engine's: a request without its own seed draws from (engine seed, request id)."""
+    """`seed` is the engine's: a request without its own seed draws from (engine seed, request id). `logprobs_mode`:
+    "raw_logprobs" | "processed_logprobs"."""
 
-    def __init__(self, kernels: Ops, vocab_size: int, seed: int = 0):
+    def __init__(self, kernels: Ops, vocab_size: int, seed: int = 0, logprobs_mode: str = "raw_logprobs"):
         self.kernels = kernels
         self.vocab_size = vocab_size
         self.seed = seed
+        self.logprobs_mode = logprobs_mode
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
         """Choose one token a row. `logits` float32 [S, vocab] may be overwritten."""
         if not rows:
             return Sampled([], [])
-        top = TopLogprobs(logits, rows)
+        raw = self.logprobs_mode == "raw_logprobs"
+        if raw:
+            top = TopLogprobs(logits, rows, [row.logits_row for row in rows])
         logits = _select(logits, rows)
         processed = set(process(logits, rows))
         token_ids = self._choose(logits, rows)
+        if not raw:
+            top = TopLogprobs(logits, rows, range(len(rows)), token_ids)
         logprobs = top.of(token_ids)
         invalid = [i for i, token_id in enumerate(token_ids) if token_id < 0]
         for i in invalid:

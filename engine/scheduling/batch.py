@@ -1,6 +1,6 @@
 """The flat arrays of one step: what the scheduler decided, as the model and the kernels want it.
 
-T = tokens in the step, R = rows (sequences), S = rows whose logits are wanted, G = KV groups.
+T = tokens in the step, R = rows (sequences), S = tokens whose logits are wanted, G = KV groups.
 Each field says who fills it and who reads it; nothing else travels between scheduler and model.
 """
 
@@ -26,7 +26,7 @@ class Batch:
     seq_lens: torch.Tensor  # int32 [R]; cache_lens + this step's tokens of the row
     slot_mapping: tuple[torch.Tensor, ...]  # G × int64 [T]; block_id * block_size + offset, where KV is written
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
-    logits_indices: torch.Tensor  # int64 [S]; rows of the [T, hidden] activations that get logits
+    logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: the last of each sampled row, then prompt_spans
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
 
     @classmethod
@@ -45,6 +45,10 @@ class Batch:
         row_of = np.repeat(np.arange(num_rows), query_lens)  # [T]
         positions = np.arange(len(token_ids)) + (cache_lens - query_start_loc[:-1])[row_of]  # [T]
         logical, offset = np.divmod(positions, block_size)
+        wanted = query_start_loc[1:][plan.sampled_rows].astype(np.int64) - 1
+        if plan.prompt_spans:
+            spans = [query_start_loc[row] + np.arange(first, end) for row, first, end in plan.prompt_spans]
+            wanted = np.concatenate([wanted, *spans])
 
         tables, slots = [], []
         for group in range(len(rows[0].block_tables)):
@@ -65,7 +69,7 @@ class Batch:
             seq_lens=tensor(cache_lens + query_lens),
             slot_mapping=tuple(map(tensor, slots)),
             block_tables=tuple(map(tensor, tables)),
-            logits_indices=tensor(query_start_loc[1:][plan.sampled_rows].astype(np.int64) - 1),
+            logits_indices=tensor(wanted),
             copies=tuple(tensor(np.array(pairs, np.int64).reshape(-1, 2)) for pairs in plan.copies),
         )
 

@@ -16,6 +16,7 @@ from ..events import Cause, EventKind
 from ..kvcache.storage import KVStorage
 from ..metrics import Metrics
 from ..request import Request, RequestStatus, Sequence
+from ..sampling.logprobs import of_prompt
 from ..sampling.sampler import Sampled, SampleRow
 from .plan import Plan
 from .scheduler import Scheduler
@@ -49,6 +50,16 @@ class Lifecycle:
         self.storage = storage
         self._ended: list[Request] = []
         self.metrics = metrics
+
+    def keep_prompt_logprobs(self, plan: Plan, logits: torch.Tensor) -> None:
+        """`logits` float32 [tokens of all prompt spans, vocab], span by span."""
+        start = 0
+        for row, first, end in plan.prompt_spans:
+            request, stop = plan.sequences[row].request, start + end - first
+            known = len(request.prompt_logprobs)
+            token_ids = request.prompt_token_ids[known : known + end - first]
+            request.prompt_logprobs += of_prompt(logits[start:stop], token_ids, request.params.prompt_logprobs)
+            start = stop
 
     def apply(self, plan: Plan, sampled: Sampled) -> None:
         """Advance every row of the plan and give the sampled ones their tokens, which go to `plan.new_tokens` too."""

@@ -17,6 +17,8 @@ class Plan:
     sequences: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)  # rows that catch up with their text: they get a new token
+    # (row, first, end): tokens first … end − 1 of the row, each for what it says of the prompt token behind it
+    prompt_spans: list[tuple[int, int, int]] = field(default_factory=list)
     copies: tuple[list[tuple[int, int]], ...] = ()  # (source, copy) blocks, a list per KV group
     preempted: list[Sequence] = field(default_factory=list)
     prefill_tokens: int = 0
@@ -26,6 +28,8 @@ class Plan:
     new_tokens: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # filled when the step is applied
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
+        if seq.request.lacks_prompt_logprobs:
+            self._add_prompt_span(seq, num_tokens)
         if seq.num_computed_tokens + num_tokens == seq.num_tokens:
             self.sampled_rows.append(len(self.sequences))
         self.sequences.append(seq)
@@ -34,3 +38,11 @@ class Plan:
             self.prefill_tokens += num_tokens
         else:
             self.decode_tokens += num_tokens
+
+    def _add_prompt_span(self, seq: Sequence, num_tokens: int) -> None:
+        """What is known already, of a prefill that was preempted, is not asked for again."""
+        request, start = seq.request, seq.num_computed_tokens
+        first = len(request.prompt_logprobs) - 1 - start
+        end = min(num_tokens, request.num_prompt_tokens - 1 - start)
+        if first < end:
+            self.prompt_spans.append((len(self.sequences), first, end))

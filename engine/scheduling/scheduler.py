@@ -129,7 +129,8 @@ class Scheduler:
         request, child, emit = seq.request.id, seq.child, self.journal.emit
         self.waiting.admit(seq, self.journal.time)
         insort(self.running, seq, key=lambda s: s.key)
-        miss = self.tables.explain_miss(seq, nodes) if self.config.enable_prefix_caching else None
+        reads_cache = self.tables.reads_cache(seq)
+        miss = self.tables.explain_miss(seq, nodes) if reads_cache else None
         cached, total = len(nodes) * self.tables.block_size, seq.num_tokens
         if seq.num_preemptions:
             emit(EventKind.RESUMED, request, child, cause=Cause.CAPACITY,
@@ -150,7 +151,7 @@ class Scheduler:
             emit(EventKind.CACHE_MISS, request, child, cause=miss.cause,
                  numbers={"matched_tokens": cached, "prompt_tokens": total, "evicted_step": miss.evicted_step,
                           "at_token": miss.at_token})  # fmt: skip
-        if self.config.enable_prefix_caching:
+        if reads_cache:
             which = "kvscope:preempted_prefix_cache" if seq.num_preemptions else "vllm:prefix_cache"
             self.metrics.count(f"{which}_queries_total", total)
             self.metrics.count(f"{which}_hits_total", cached)

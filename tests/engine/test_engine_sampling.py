@@ -1,5 +1,7 @@
 """Sampling options that need a tokenizer or reach the output of a request."""
 
+import math
+
 import pytest
 import tiny
 from kvscope.engine import SamplingParams
@@ -53,3 +55,63 @@ def test_without_detokenize_there_are_ids_and_no_text(engine):
 def test_ids_outside_the_vocabulary_are_refused_when_submitted(engine):
     with pytest.raises(ValueError, match="logit_bias holds 300: the model's token ids go from 0 to 299"):
         engine.submit("hello", greedy(logit_bias={300: 1.0}))
+
+
+# --- log-probabilities of the prompt
+
+
+def assert_prompt_logprobs(folder, ids, entries, count):
+    """The full list, against transformers: best first, the prompt's own token always inside."""
+    logprobs = tiny.oracle_logits(folder, ids).log_softmax(-1)
+    assert len(entries) == len(ids) and entries[0] is None
+    for entry, token_id, expected in zip(entries[1:], ids[1:], logprobs, strict=False):
+        values = list(entry.values())
+        assert token_id in entry and len(entry) <= count + 1 and values[:count] == sorted(values[:count], reverse=True)
+        assert values[:count] == pytest.approx(expected.topk(count).values.tolist(), abs=1e-4)
+        assert all(value == pytest.approx(float(expected[token]), abs=1e-4) for token, value in entry.items())
+
+
+def test_prompt_logprobs_are_whole_whatever_the_cache_holds_and_however_it_is_cut(make_engine, tiny_folder):
+    ids = list(b"a prompt of several blocks, " * 3)
+    for budget in (512, 7):
+        engine = make_engine(max_num_batched_tokens=budget)
+        engine.generate(ids, greedy(2))
+        first, second, unasked = engine.generate(
+            [ids] * 3, [greedy(2, prompt_logprobs=c) for c in (3, 0)] + [greedy(2)]
+        )
+        assert_prompt_logprobs(tiny_folder, ids, first.prompt_logprobs, 3)
+        assert_prompt_logprobs(tiny_folder, ids, second.prompt_logprobs, 0)
+        assert unasked.prompt_logprobs is None
+        assert [first.num_cached_tokens, second.num_cached_tokens, unasked.num_cached_tokens] == [0, 0, 80]
+        assert first.outputs[0].token_ids == unasked.outputs[0].token_ids
+
+
+def test_a_prompt_of_one_token_has_one_entry(engine):
+    assert engine.generate([1], greedy(2, prompt_logprobs=2))[0].prompt_logprobs == [None]
+
+
+def test_prompt_logprobs_come_with_the_first_token_and_are_a_copy(engine):
+    engine.pause()
+    handle = engine.submit([1, 2, 3], greedy(3, prompt_logprobs=1))
+    assert handle.partial().prompt_logprobs is None
+    engine.step()
+    handle.partial().prompt_logprobs.clear()
+    assert len(handle.partial().prompt_logprobs) == 3
+    engine.resume()
+    handle.result(30)
+
+
+# --- what log-probabilities are of
+
+
+def test_processed_logprobs_are_of_what_the_token_was_drawn_from(make_engine):
+    params = SamplingParams(max_tokens=6, seed=1, top_k=2, temperature=0.7, logprobs=3, prompt_logprobs=1)
+    (raw,) = make_engine().generate([5, 6, 7], params)
+    (processed,) = make_engine(logprobs_mode="processed_logprobs").generate([5, 6, 7], params)
+    assert raw.outputs[0].token_ids == processed.outputs[0].token_ids
+    assert raw.prompt_logprobs == processed.prompt_logprobs, "of the raw logits in either mode"
+    for top in processed.outputs[0].logprobs:
+        kept = [value for value in top.values() if value > -math.inf]
+        assert len(kept) == 2 and sum(map(math.exp, kept)) == pytest.approx(1)
+    for top in raw.outputs[0].logprobs:
+        assert min(top.values()) > -math.inf and sum(map(math.exp, top.values())) < 1

@@ -14,7 +14,7 @@ def test_defaults_are_vllms():
     assert SamplingParams(temperature=0).greedy
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
     assert params.logit_bias is None and params.allowed_token_ids is None and params.bad_words == ()
-    assert params.detokenize and params.spaces_between_special_tokens
+    assert params.detokenize and params.spaces_between_special_tokens and params.prompt_logprobs is None
     assert not params.shapes_logits
 
 
@@ -68,6 +68,7 @@ def test_numpy_numbers_are_numbers():
         ("min_tokens", -1, "0 or more"),
         ("logprobs", -1, "from 0 to 20"),
         ("logprobs", 21, "from 0 to 20"),
+        ("prompt_logprobs", 21, "from 0 to 20"),
         ("presence_penalty", -2.1, "from -2 to 2"),
         ("frequency_penalty", 2.1, "from -2 to 2"),
         ("frequency_penalty", float("nan"), "from -2 to 2"),
@@ -119,6 +120,7 @@ def test_contradictions_name_both_sides():
         ("device", "tpu", "must be one of 'auto', 'cpu', 'cuda'"),
         ("kernels", "fast", "must be one of"),
         ("scheduling_policy", "priority", "must be one of 'fcfs'"),
+        ("logprobs_mode", "raw", "must be one of 'raw_logprobs', 'processed_logprobs'"),
         ("block_size", 0, "an integer of at least 1"),
         ("block_size", "16", "an integer of at least 1"),
         ("num_blocks", 1, "an integer of at least 2"),
