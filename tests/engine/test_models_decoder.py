@@ -182,9 +182,10 @@ def test_maths_that_is_not_implemented_is_refused_by_name(family, options, messa
         DecoderConfig.from_transformers(AutoConfig.for_model(family, **options))
 
 
-def test_bfloat16_is_no_further_from_float32_than_transformers_own(tmp_path):
+@pytest.mark.parametrize(("family", "options"), [("llama", {}), ("gemma3_text", GEMMA), ("olmo2", {})])
+def test_bfloat16_is_no_further_from_float32_than_transformers_own(tmp_path, family, options):
     """The stated tolerance of bfloat16: per prompt position, the root mean square of the logits' distance to float32."""
-    folder = tiny.tiny_llama(tmp_path, tokenizer=False, num_hidden_layers=6)
+    folder = tiny.tiny_model(tmp_path, family, tokenizer=False, num_hidden_layers=6, **options)
     exact = tiny.oracle_logits(folder, PROMPT)
     theirs = (tiny.oracle_logits(folder, PROMPT, torch.bfloat16) - exact).pow(2).mean().sqrt()
     for name in ("reference", "cpu"):
