@@ -157,15 +157,19 @@ class EngineCore:
         arrival: float | None = None,
         label: str = "",
         cache_salt: str | None = None,
+        request_id: int | None = None,
     ) -> int:
         """Put a request at the end of the line and return its id: 1, 2, 3, …, never reused, spent on refused ones too.
 
+        Whoever has promised an id before gives it as `request_id`, higher than any so far; gaps do no harm.
         `arrival` is in seconds of time.monotonic(), default now. `cache_salt` (default: the engine's) is for whoever
         runs a server: only requests with equal salts share cached text. Raises RequestRefused, a ValueError whose
         sentence holds both numbers, when the request can never be served or the line is full.
         """
-        self._last_id += 1
-        request_id, now = self._last_id, time.monotonic()
+        request_id = self._last_id + 1 if request_id is None else request_id
+        if request_id <= self._last_id:
+            raise ValueError(f"request_id={request_id}: must be above {self._last_id}, the latest one")
+        self._last_id, now = request_id, time.monotonic()
         self.journal.time = now
         try:
             max_tokens = self.door.check(prompt_token_ids, params)

@@ -21,10 +21,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from kvscope.kernels.cpu import compiler
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from .text.prompts import EncodedPrompt
 
 T = TypeVar("T")
+Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, BaseException | None]]"
 _numbers = itertools.count(1)
 _open: weakref.WeakSet[Driver] = weakref.WeakSet()
 
@@ -86,7 +85,7 @@ class Driver:
         make_text = partial(SampleText, self._decoder) if wants_text else None
         with self._lock:
             core = self._require_open()
-            self._last_id += 1  # the core counts the same way, because adding goes through one queue in this order
+            self._last_id += 1
             record = RequestRecord(self._last_id, prompt, params, make_text)
             refusal = self._refusal(core, prompt, params)
             self._commands.put(partial(self._add, record))
@@ -109,11 +108,15 @@ class Driver:
 
     def call(self, function: Callable[[EngineCore], T]) -> T:
         """Run `function(core)` between two steps and return what it returns; waits for one step at most."""
-        future: Future[T] = Future()
-        self._post(partial(self._answer, future, function))
-        while not future.done():  # in slices, so that Ctrl-C is seen on every platform
-            futures.wait([future], timeout=1.0)
-        return future.result()
+        answers: Answers = queue.SimpleQueue()  # a future's lock may stay taken when Ctrl-C ends the wait
+        self._post(partial(self._answer, answers, function))
+        while True:
+            with contextlib.suppress(queue.Empty):  # in slices, so that Ctrl-C is seen on every platform
+                result, error = answers.get(timeout=1.0)
+                break
+        if error is not None:
+            raise error
+        return result
 
     def pause(self) -> None:
         """Returns when no step is running any more."""
@@ -131,7 +134,8 @@ class Driver:
     def wait_idle(self, timeout: float | None, hooks: list[Callable[[], None]]) -> bool:
         if self.registry.live:
             self.require_running("wait_idle()")
-        return wait(self.registry.idle, lambda: not self.registry.live, timeout, hooks)
+        registry = self.registry
+        return wait(registry.lock, registry.idle, lambda: not registry.live, timeout, hooks)
 
     def snapshot(self) -> EngineSnapshot:
         with contextlib.suppress(EngineClosed):
@@ -186,7 +190,7 @@ class Driver:
             with torch.inference_mode():
                 while not self._closing:
                     self._turn(core)
-        except Exception as error:  # not a request's fault: the core itself can no longer be trusted
+        except BaseException as error:  # not a request's fault: the core itself can no longer be trusted
             fault = error
         self._shut_down(core, fault)
 
@@ -212,12 +216,15 @@ class Driver:
         if core is None:  # closed meanwhile: the record was ended with the others
             return
         try:
-            request_id = core.add_request(
-                record.prompt.token_ids, record.params, arrival=record.metrics.arrival, label=record.prompt.label
+            core.add_request(
+                record.prompt.token_ids,
+                record.params,
+                arrival=record.metrics.arrival,
+                label=record.prompt.label,
+                request_id=record.request_id,  # Ctrl-C in submit() may have spent an id that the core never saw
             )
-            assert request_id == record.request_id
             with record.lock:
-                record.metrics = core.get(request_id).metrics
+                record.metrics = core.get(record.request_id).metrics
         except RequestRefused as refusal:  # told to the caller by submit(); the event and the counter are the core's
             self.registry.end(record, "failed", refusal)
         finally:
@@ -245,7 +252,7 @@ class Driver:
     def _snapshot(self, core: EngineCore) -> EngineSnapshot:
         return core.snapshot(self.state)
 
-    def _shut_down(self, core: EngineCore, fault: Exception | None) -> None:
+    def _shut_down(self, core: EngineCore, fault: BaseException | None) -> None:
         """Nothing new is taken; live requests end and whoever waits for them is told why."""
         with self._lock:
             self._closing = True
@@ -276,13 +283,13 @@ class Driver:
             self._require_open()
             self._commands.put(command)
 
-    def _answer(self, future: Future[T], function: Callable[[EngineCore], T]) -> None:
+    def _answer(self, answers: Answers, function: Callable[[EngineCore], Any]) -> None:
         try:
             if self._core is None:
                 raise EngineClosed(self._why_closed)
-            future.set_result(function(self._core))
+            answers.put((function(self._core), None))
         except BaseException as error:
-            future.set_exception(error)
+            answers.put((None, error))
 
     def _require_open(self) -> EngineCore:
         if self._closing or self._core is None:

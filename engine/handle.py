@@ -85,7 +85,7 @@ class RequestHandle:
         record = self._record
         if not record.done:
             self._driver.require_running("result()")
-        if not wait(record.ended, lambda: record.done, timeout, self._hooks()):
+        if not wait(record.lock, record.ended, lambda: record.done, timeout, self._hooks()):
             raise TimeoutError(
                 f"request {record.request_id} is still {record.status} after {timeout} s, with "
                 f"{len(record.samples[0].token_ids)} tokens; it goes on"
@@ -165,6 +165,7 @@ class SampleStream:
                 self._handle._driver.require_running("iterating", begun=seen > 0)
                 known = seen
                 wait(
+                    record.lock,
                     record.text_came,
                     lambda: len(sample.pieces) > known or sample.finish_reason is not None,  # noqa: B023
                     None,
@@ -192,12 +193,16 @@ class SampleStream:
 
 
 def wait(
+    lock: threading.Lock,
     condition: threading.Condition,
     ready: Callable[[], bool],
     timeout: float | None,
     hooks: list[Callable[[], None]],
 ) -> bool:
-    """Block until `ready()` (called under the condition's lock); False after `timeout` seconds.
+    """Block until `ready()` (called under `lock`, the condition's own); False after `timeout` seconds.
+
+    The lock itself is entered: Ctrl-C may come between a condition's taking it and the with block, and nobody would
+    ever give it back.
 
     While it waits, this thread calls `hooks` about ten times a second: a notebook host that repaints from the main
     thread only (Colab) is kept moving by them.
@@ -209,7 +214,7 @@ def wait(
         left = _WAKE_SECONDS if deadline is None else min(_WAKE_SECONDS, deadline - now)
         if hooks:
             left = min(left, next_hooks - now)
-        with condition:
+        with lock:
             if condition.wait_for(ready, max(0.0, left)):
                 return True
         now = time.monotonic()

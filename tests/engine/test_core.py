@@ -141,6 +141,16 @@ def test_cancel_of_a_waiting_request_lets_the_next_one_lead():
     assert core.snapshot().requests[1].blocked_because == "it needs 1 seat and 0 of max_num_seqs are free"
 
 
+def test_an_id_may_be_promised_before_and_is_never_given_again():
+    core = make_core()
+    assert core.add_request([1], greedy(1), request_id=7) == 7
+    assert core.add_request([1], greedy(1)) == 8
+    with pytest.raises(ValueError, match=r"^request_id=8: must be above 8"):
+        core.add_request([1], greedy(1), request_id=8)
+    run(core)
+    assert core.get(7).finished and core.get(8).finished
+
+
 def test_unknown_ids():
     core = make_core()
     assert not core.cancel(7) and not core.preempt(7)

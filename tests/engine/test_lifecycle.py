@@ -1,6 +1,8 @@
 """Engines come and go: threads end, memory returns, Ctrl-C and the end of the process harm nothing."""
 
 import gc
+import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -196,6 +198,52 @@ def test_ctrl_c_cancels_what_generate_had_submitted(make_scripted):
     engine.wait_idle(10)
     assert [handle.status for handle in engine.handles().values()] == ["cancelled"] * 3
     assert engine.generate([1], PARAMS)[0].outputs[0].text == "AAAAA"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this system")
+def test_ctrl_c_at_any_instant_leaves_every_lock_free(make_scripted):
+    engine, _ = make_scripted([65])
+    chance, armed, interrupts = random.Random(0), False, 0
+
+    def interrupt(*_):
+        nonlocal armed, interrupts
+        if armed:
+            armed, interrupts = False, interrupts + 1
+            raise KeyboardInterrupt
+
+    def step_by_hand():
+        engine.pause()
+        engine.step()
+        engine.resume()
+
+    calls = [
+        engine.snapshot,
+        engine.metrics,
+        step_by_hand,
+        lambda: engine.submit([1], PARAMS).result(),
+        lambda: list(engine.submit([1], PARAMS)),
+        lambda: engine.generate([[1], [2]], PARAMS),
+        engine.wait_idle,
+    ]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-3))
+                chance.choice(calls)()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                armed = False
+            engine.resume()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 30
+    assert engine.wait_idle(30) and engine.generate([1], PARAMS)[0].outputs[0].text == "AAAAA"
+    engine.check_integrity()
+    assert engine.snapshot().num_used_blocks == 0
 
 
 def test_an_idle_engine_uses_no_cpu(engine):
