@@ -145,17 +145,19 @@ def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops) -> KV
 
 
 def _num_blocks(config: EngineConfig, model: Model, kernels: Ops) -> int:
-    block_bytes = _storage(1, config.block_size, model, kernels).block_bytes
-    free = free_memory(model.spec.device)
-    if config.num_blocks is None:
+    spec, size = model.spec, config.block_size
+    block_bytes = KVStorage.block_bytes_of(spec.kv_groups, block_size=size, dtype=spec.dtype, kernels=kernels)
+    free = free_memory(spec.device)
+    num_blocks = config.num_blocks
+    if num_blocks is None:
         fitting = int(free * DEFAULT_MEMORY_SHARE) // block_bytes
-        return max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
-    if config.num_blocks * block_bytes > free:
+        num_blocks = max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
+    if num_blocks * block_bytes > free:
         raise ValueError(
-            f"num_blocks={config.num_blocks}: the pool would take {config.num_blocks * block_bytes / 2**20:.0f} MiB, "
-            f"and {free / 2**20:.0f} MiB are free"
+            f"num_blocks={num_blocks}: the pool would take {num_blocks * block_bytes // 2**20} MiB with "
+            f"block_size={size}, and {free // 2**20} MiB are free"
         )
-    return config.num_blocks
+    return num_blocks
 
 
 def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:

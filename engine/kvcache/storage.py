@@ -44,6 +44,12 @@ class KVStorage:
         # Zeroed, not empty: slots that were never written may be read by a vector load and must not hold NaN.
         self._slots = [torch.zeros(num_blocks, page_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
 
+    @staticmethod
+    def block_bytes_of(groups: Sequence[KVGroup], *, block_size: int, dtype: torch.dtype, kernels: Ops) -> int:
+        """`block_bytes` of a pool that has yet to be made; takes no memory, whatever the block size."""
+        layouts = [kernels.page_layout(block_size, g.num_kv_heads, g.head_dim, dtype) for g in groups]
+        return max(layout.page_bytes for layout in layouts) * max(len(g.layers) for g in groups)
+
     def group_of(self, layer: int) -> int:
         return self._place[layer][0]
 
