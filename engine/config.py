@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import os
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -89,8 +90,9 @@ class EngineConfig:
         if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
             raise ValueError(f"model={self.model!r}: must be 'default', a Hugging Face id, a folder or a .gguf file")
         object.__setattr__(self, "model", os.fspath(self.model))
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+        if not _is_integer(self.seed):
             raise ValueError(f"seed={self.seed!r}: must be an integer")
+        object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.enable_prefix_caching, bool):
             raise ValueError(f"enable_prefix_caching={self.enable_prefix_caching!r}: must be True or False")
         for name in ("tokenizer", "cache_salt"):
@@ -105,8 +107,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not _is_integer(value) or value < least:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+            object.__setattr__(self, name, int(value))
         if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark!r}: must be a share of the pool from 0 to below 1")
         if self.cache_salt is not None and not self.enable_prefix_caching:
@@ -120,6 +123,11 @@ class EngineConfig:
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
         return cls(model=model, **options)  # type: ignore[arg-type]
+
+
+def _is_integer(value: object) -> bool:
+    """An int or one of numpy's; True is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 class EngineOptions(TypedDict, total=False):

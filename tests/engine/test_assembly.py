@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -46,11 +47,23 @@ def test_auto_is_bfloat16_only_where_the_cpu_multiplies_it(monkeypatch, tiny_fol
 
 def test_the_default_pool_is_the_smaller_of_512_blocks_and_a_tenth_of_free_memory(monkeypatch, tiny_folder):
     block = assemble(EngineConfig.from_options(tiny_folder, PLAIN)).info.block_bytes
-    for free, num_blocks in ((block * 10_000, 512), (block * 1000, 100), (block * 10, 16)):
+    for free, num_blocks in ((block * 10_000, 512), (block * 1000, 100), (block * 20, 16)):
         monkeypatch.setattr(assembly, "free_memory", lambda device, free=free: free)
         assert config_of(tiny_folder).num_blocks == num_blocks
-    with pytest.raises(ValueError, match=r"num_blocks=11: the pool would take \d+ MiB, and \d+ MiB are free"):
-        config_of(tiny_folder, num_blocks=11)
+    with pytest.raises(
+        ValueError, match=r"num_blocks=21: the pool would take \d+ MiB with block_size=16, and \d+ MiB are free"
+    ):
+        config_of(tiny_folder, num_blocks=21)
+
+
+@pytest.mark.parametrize("block_size", [10**7, 10**30])
+def test_a_block_larger_than_memory_is_said_before_any_is_taken(monkeypatch, tiny_folder, block_size):
+    monkeypatch.setattr(assembly, "free_memory", lambda device: 2**30)
+    monkeypatch.setattr(assembly, "KVStorage", type("NoStorage", (assembly.KVStorage,), {"__init__": None}))
+    with pytest.raises(
+        ValueError, match=rf"^num_blocks=16: the pool would take \d+ MiB with block_size={block_size}, and"
+    ):
+        config_of(tiny_folder, block_size=block_size)
 
 
 def test_the_memory_of_a_container_counts(tmp_path):
@@ -81,6 +94,12 @@ def test_an_end_outside_the_vocabulary_is_no_end(tmp_path):
     folder = tiny.tiny_llama(tmp_path, eos_token_id=5)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, 7]}))
     assert assemble(EngineConfig.from_options(folder, PLAIN)).core.eos_token_ids == {5, 7, tiny.EOS}
+
+
+def test_numpys_integers_are_integers(tiny_folder):
+    config = config_of(tiny_folder, block_size=np.int64(8), num_blocks=np.int32(20), seed=np.int64(3))
+    assert (config.block_size, config.num_blocks, config.seed) == (8, 20, 3)
+    assert type(config.block_size) is type(config.num_blocks) is type(config.seed) is int
 
 
 def test_a_tokenizer_may_come_from_elsewhere(tmp_path, tiny_folder):
