@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> None:
-    """Carry one step's results to the records of its requests. A fault in making text ends that request alone."""
+    """Carry one step's results to the records of its requests, and the end to those that a fault ended before they were
+    scheduled. A fault in making text ends that request alone."""
     for request_id in output.preempted:
         if record := registry.live.get(request_id):
             record.status = "preempted"
@@ -33,9 +34,13 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
                     _publish(core, request, record, tokens)
                 if request.finished:
                     registry.end(record, request.status.value, request.error)
-            except Exception as fault:
+            except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
                 core.cancel(request_id)
                 registry.end(record, "failed", fault)
+    for request_id in output.finished:
+        if record := registry.live.get(request_id):
+            request = core.get(request_id)
+            registry.end(record, request.status.value, request.error)
 
 
 def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]) -> None:

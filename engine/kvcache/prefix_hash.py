@@ -32,7 +32,7 @@ def hash_root(extra_keys: ExtraKeys) -> bytes:
     """Key of an empty text under these extra keys; lengths are part of it, so no two lists read the same."""
     digest = hashlib.sha256(b"kvscope prefix root")
     for part in (part for pair in extra_keys for part in pair):
-        data = part.encode()
+        data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
 

@@ -87,6 +87,11 @@ def test_kinds_of_extra_keys_cannot_pass_for_each_other():
     assert len({hash_root(key) for key in keys}) == len(keys)
 
 
+def test_any_string_serves_as_a_salt():
+    keys = [(("salt", salt),) for salt in ("a", "\ud800", "\udc80", "\x00")]
+    assert len({hash_root(key) for key in keys}) == len(keys)
+
+
 def test_equal_text_is_one_node_however_many_blocks_hold_it():
     library = Library()
     first = library.publish([1, 2], [11])
