@@ -116,7 +116,8 @@ class Engine:
 
         Raises ValueError where the tokenizer has no chat template and `template` gives none.
         """
-        batch = [conversations] if is_conversation(conversations) else list(conversations)
+        alone = is_conversation(conversations) or not isinstance(conversations, list | tuple)
+        batch = [conversations] if alone else list(conversations)
         for conversation in batch:
             if not is_conversation(conversation):
                 raise TypeError(
@@ -197,7 +198,12 @@ class Engine:
         self._driver.call(lambda core: core.check_integrity())
 
     def decode_token(self, token_id: int) -> str:
-        """One token as it reads inside a text; its number in brackets where there is no tokenizer."""
+        """One token as it reads inside a text; its number in brackets where there is no tokenizer.
+
+        Raises ValueError for an id that the model does not have.
+        """
+        if not 0 <= token_id < self._encoder.vocab_size:
+            raise ValueError(f"token_id={token_id!r}: must be from 0 to {self._encoder.vocab_size - 1}")
         return f"[{token_id}]" if self._decoder is None else self._decoder.token_text(token_id)
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int):
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._lock = threading.Lock()  # a tokenizer may set its truncation while it encodes
 
     def encode(self, prompt: Prompt, *, template: str | None = None) -> EncodedPrompt:
@@ -69,7 +69,7 @@ class PromptEncoder:
         tokenizer = self._require("a word in bad_words")
         with self._lock:
             ids = tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"]
-        return [tuple(ids)] if ids and max(ids) < self._vocab_size else []
+        return [tuple(ids)] if ids and max(ids) < self.vocab_size else []
 
     def _text(self, prompt: str) -> EncodedPrompt:
         if not prompt:
@@ -92,6 +92,13 @@ class PromptEncoder:
 
     def _tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         tokenizer = self._require("a text prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"prompt holds {text[error.start]!r} at position {error.start}: half of a surrogate pair is no "
+                f"character; text read with errors='replace' has none"
+            ) from None
         with self._lock:
             ids = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         if not ids:
@@ -114,8 +121,8 @@ class PromptEncoder:
 
     def _in_vocabulary(self, ids: list[int]) -> list[int]:
         for token_id in (min(ids), max(ids)):
-            if not 0 <= token_id < self._vocab_size:
-                raise ValueError(f"prompt holds token id {token_id}: must be from 0 to {self._vocab_size - 1}")
+            if not 0 <= token_id < self.vocab_size:
+                raise ValueError(f"prompt holds token id {token_id}: must be from 0 to {self.vocab_size - 1}")
         return ids
 
     def _require(self, what: str) -> PreTrainedTokenizerBase:
@@ -140,7 +147,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """The prompts of a batch call: one string, one list of token ids or one conversation is a batch of one."""
     if isinstance(prompts, str) or is_conversation(prompts):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "tolist"):
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
         raise TypeError(f"prompts of type {type(prompts).__name__}: must be a prompt or a list of prompts")
     items = list(prompts)
     if items and all(isinstance(item, numbers.Integral) for item in items):

@@ -73,6 +73,8 @@ def test_token_ids_may_come_in_any_sequence(encoder, ids):
         (["a", "b"], TypeError, "holds 'a': token ids must be integers"),
         (None, TypeError, "prompt of type NoneType: must be a string, a list of token ids"),
         (7, TypeError, "prompt of type int: must be a string, a list of token ids"),
+        ("ok\ud800", ValueError, r"prompt holds '\\ud800' at position 2: half of a surrogate pair is no character"),
+        ([{"role": "user", "content": "\udc80"}], ValueError, r"prompt holds '\\udc80'"),
         ([{"content": "ok"}], ValueError, "message 0 has role=None"),
         ([{"role": "user", "content": 3}], ValueError, "message 0 has content=3"),
     ],
@@ -100,7 +102,10 @@ def test_without_a_tokenizer_ids_still_work_and_text_says_why_not():
         ("ok", ["ok"]),
         (["ok", "ho"], ["ok", "ho"]),
         ([1, 2], [[1, 2]]),
+        (np.array([1, 2]), [[1, 2]]),
+        (torch.tensor([1, 2]), [[1, 2]]),
         ([[1], [2]], [[1], [2]]),
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         (CHAT, [CHAT]),
         ([CHAT, "ok", [1]], [CHAT, "ok", [1]]),
         ([], []),
@@ -108,3 +113,9 @@ def test_without_a_tokenizer_ids_still_work_and_text_says_why_not():
 )
 def test_one_prompt_is_a_batch_of_one(prompts, batch):
     assert as_list(prompts) == batch
+
+
+@pytest.mark.parametrize("prompts", [None, 7, {1, 2}, np.array(5)])
+def test_what_is_no_batch_of_prompts_is_said(prompts):
+    with pytest.raises(TypeError, match="must be a prompt or a list of prompts"):
+        as_list(prompts)
