@@ -15,25 +15,20 @@ from functools import cache
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import int32, int64, prange, types
-from numba.extending import intrinsic
+from numba import int32, int64, prange
 
 from ..layout import PageLayout
 from .attention_rows import KEYS
 from .attention_units import BLOCK, FEW, UNIT, finish_split, make_unit, plan, scratch_parts
 from .compiler import CPU, array_at, inline, kernel, num_threads
+from .simd import I64, operation
 
 
-@intrinsic
-def take(typingctx, counter):
+@operation(int64, int64)
+def take(builder, counter):
     """The int64 at address `counter`, which then grows by one; no two threads get the same."""
-
-    def codegen(context, builder, signature, args):
-        address = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", address, ir.IntType(64)(1), "monotonic")
-
-    return types.int64(types.int64), codegen
+    address = builder.inttoptr(counter, I64.as_pointer())
+    return builder.atomic_rmw("add", address, I64(1), "monotonic")
 
 
 def make_attention(panels: bool, warm_up_group: str):

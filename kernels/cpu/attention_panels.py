@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from numba import float32, int64, uint16
 
-from .attention_rows import LOG2_E, MINUS_INFINITY, P_STRIDE, S_STRIDE, mask_scores
+from .attention_rows import MINUS_INFINITY, P_STRIDE, S_STRIDE, mask_scores
 from .compiler import array_at, inline
+from .scalars import LOG2_E
 from .simd import add, exp2, load_f32, max_of, maximum, mul, splat, store_as_bf16, sub, sum_of, zeros
 from .tiles import make_tile
 

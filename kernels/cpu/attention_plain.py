@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int64, uint16
 
-from .attention_rows import LOG2_E, MINUS_INFINITY, S_STRIDE, mask_scores
+from .attention_rows import MINUS_INFINITY, S_STRIDE, mask_scores
 from .compiler import CPU, array_at, inline
-from .simd import bf16_to_f32, exp2_f32, prefetch
+from .scalars import LOG2_E, bf16_to_f32, exp2_f32, load_row
+from .simd import prefetch
 from .tiles import make_tile, make_transpose
 
 TILE = 12 if CPU.avx512 else 4  # rows of the larger tile: as many sums as the registers hold
@@ -92,14 +93,8 @@ def gather_panels(
             values, value = array_at(v + 4 * width * t, width, float32), source[lane] + half_bytes
             if t >= count:
                 values[:] = 0
-            elif bf16:
-                half = array_at(value, dim, uint16)
-                for i in range(dim):
-                    values[i] = bf16_to_f32(half[i])
             else:
-                full = array_at(value, dim, float32)
-                for i in range(dim):
-                    values[i] = full[i]
+                load_row(value, bf16, values, dim)
             for i in range(dim, width):
                 values[i] = 0
 
@@ -132,15 +127,5 @@ def attend_plain(q, rows, dim, table, k, v, count, s, o, m, denom, first, key, g
             plain_large(s, S_STRIDE, table, 1, column, count, 4 * width, o + column, 4 * width, 1)
         else:
             for j in range(0, rows, 4):
-                plain_small(
-                    s + j * S_STRIDE,
-                    S_STRIDE,
-                    table,
-                    1,
-                    column,
-                    count,
-                    4 * width,
-                    o + 4 * width * j + column,
-                    4 * width,
-                    1,
-                )
+                o_at = o + 4 * width * j + column
+                plain_small(s + j * S_STRIDE, S_STRIDE, table, 1, column, count, 4 * width, o_at, 4 * width, 1)

@@ -21,12 +21,11 @@ import numpy as np
 from numba import float32, uint16
 
 from .compiler import array_at, inline
-from .simd import bf16_to_f32, exp2_f32, f32_to_bf16
+from .scalars import LOG2_E, exp2_f32, f32_to_bf16, load_row
 
 KEYS = 512  # keys of a chunk
 S_STRIDE = 4 * KEYS + 64  # bytes between rows of scores; off the power of two, which would crowd a few cache sets
 P_STRIDE = 2 * KEYS + 64
-LOG2_E = np.float32(1.4426950408889634)
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -89,16 +88,10 @@ def pack_rows(q, q_stride, bf16, out, rows, padded, first, token, head, group, d
                 target[:] = 0
         else:
             wide = array_at(out + 4 * dim * j, dim, float32)
-            if j >= rows:
-                wide[:] = 0
-            elif bf16:
-                source = array_at(q + 2 * at, dim, uint16)
-                for i in range(dim):
-                    wide[i] = bf16_to_f32(source[i])
+            if j < rows:
+                load_row(q + (2 if bf16 else 4) * at, bf16, wide, dim)
             else:
-                exact = array_at(q + 4 * at, dim, float32)
-                for i in range(dim):
-                    wide[i] = exact[i]
+                wide[:] = 0
 
 
 @inline

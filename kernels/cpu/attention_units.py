@@ -14,8 +14,9 @@ from numba import float32, int32, int64
 
 from .attention_panels import attend_panels
 from .attention_plain import TILE, attend_plain, gather_panels
-from .attention_rows import KEYS, LOG2_E, P_STRIDE, S_STRIDE, merge, pack_rows, store_rows
+from .attention_rows import KEYS, P_STRIDE, S_STRIDE, merge, pack_rows, store_rows
 from .compiler import array_at, inline
+from .scalars import LOG2_E
 
 FEW = 8  # query rows per KV head up to which a row's heads are attended together
 BLOCK = 96  # query rows of one unit otherwise; a multiple of every tile
@@ -117,20 +118,8 @@ def make_unit(panels: bool):
         ids = array_at(block_table + 4 * table_width * row, table_width, int32)
         q_row = (2 if panels else 4) * dim  # bytes
         for h in range(heads):
-            pack_rows(
-                q,
-                q_stride,
-                bf16,
-                mine + parts[0] + h * padded * q_row,
-                rows,
-                padded,
-                first,
-                token,
-                head + h,
-                group,
-                dim,
-                panels,
-            )
+            q_at = mine + parts[0] + h * padded * q_row
+            pack_rows(q, q_stride, bf16, q_at, rows, padded, first, token, head + h, group, dim, panels)
 
         s, table = mine + parts[1], mine + parts[3]
         tile = padded if few else (12 if panels else TILE)
@@ -180,19 +169,8 @@ def make_unit(panels: bool):
             for h in range(heads):
                 at = h * padded
                 store_rows(
-                    out,
-                    bf16,
-                    o + 4 * width * at,
-                    denom + 4 * at,
-                    rows,
-                    width,
-                    first,
-                    token,
-                    head + h,
-                    kv_heads,
-                    group,
-                    dim,
-                )
+                    out, bf16, o + 4 * width * at, denom + 4 * at, rows, width, first, token, head + h, kv_heads, group, dim,
+                )  # fmt: skip
 
     attend_unit.__qualname__ += "_panels" if panels else "_plain"  # compiled functions are linked by this name
     return inline(attend_unit)

@@ -85,21 +85,8 @@ def _write_kv(
         for part in prange(parts):
             begin, end = part * tokens // parts, (part + 1) * tokens // parts
             write_tokens(
-                begin,
-                end,
-                k,
-                k_stride,
-                v,
-                v_stride,
-                slot,
-                pages,
-                page_stride,
-                block_size,
-                half_bytes,
-                kv_heads,
-                dim,
-                vnni,
-            )
+                begin, end, k, k_stride, v, v_stride, slot, pages, page_stride, block_size, half_bytes, kv_heads, dim, vnni,
+            )  # fmt: skip
     return 0
 
 

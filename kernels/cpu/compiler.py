@@ -25,14 +25,13 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import pickle
 import platform
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import llvmlite
@@ -40,7 +39,7 @@ import numba
 import platformdirs
 from numba import carray, types
 from numba.core import sigutils
-from numba.core.caching import NullCache
+from numba.core.caching import IndexDataCacheFile, NullCache
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -137,37 +136,46 @@ def _digest(folder: Path, versions: str) -> str:
 
 
 class _KernelCache(NullCache):
-    """One file per kernel and signature, written whole or not at all; what cannot be read is compiled again."""
+    """Numba's own files, one pair a kernel, in our folder; what cannot be read is compiled again.
 
-    def __init__(self, function: Callable, name: str):
+    Numba's `FunctionCache` would miss every time: its key holds the intrinsics around which a kernel is made, and these
+    are known by an id that every process draws anew.
+    """
+
+    def __init__(self, function: Callable, name: str, arguments: tuple):
         code = function.__code__
-        body = f"{function.__module__} {name} {code.co_code!r} {code.co_consts!r}"
-        self._name = f"{name}-{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+        body = f"{function.__module__} {name} {arguments} {code.co_code!r} {code.co_consts!r}"
+        self._name = f"{name}-{hashlib.sha256(body.encode()).hexdigest()[:16]}"
+
+    @cached_property
+    def _file(self) -> IndexDataCacheFile | None:
+        folder = cache_folder()
+        return None if folder is None else IndexDataCacheFile(str(folder), self._name, source_stamp=None)
 
     @property
-    def cache_path(self):
+    def cache_path(self) -> Path | None:
         return cache_folder()
 
-    def path(self, signature) -> Path | None:
-        arguments = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
+    def holds_kernel(self) -> bool:
         folder = cache_folder()
-        return None if folder is None else folder / f"{self._name}-{arguments}"
+        return folder is not None and (folder / f"{self._name}.1.nbc").exists()
 
     def load_overload(self, sig, target_context):
+        if self._file is None:
+            return None
         target_context.refresh()
         try:
-            return CompileResult._rebuild(target_context, *pickle.loads(self.path(sig).read_bytes()))
-        except Exception:  # missing, cut short, or no folder: a cache never stands in the way
+            data = self._file.load(sig)
+            return None if data is None else CompileResult._rebuild(target_context, *data)
+        except Exception:  # cut short: a cache never stands in the way
+            with contextlib.suppress(OSError):
+                self._file.flush()
             return None
 
     def save_overload(self, sig, data):
-        if self.path(sig) is None:
-            return
-        with contextlib.suppress(OSError):  # a full disk costs the compile time, nothing else
-            handle, temporary = tempfile.mkstemp(dir=cache_folder())
-            with os.fdopen(handle, "wb") as file:
-                file.write(pickle.dumps(data._reduce()))
-            os.replace(temporary, self.path(sig))
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk costs the compile time, nothing else
+                self._file.save(sig, data._reduce())
 
 
 # --------------------------------------------------------------------------------------------------- the kernels
@@ -176,24 +184,23 @@ class _KernelCache(NullCache):
 class Kernel:
     """A compiled function, called with plain integers and floats. Made by `kernel`."""
 
-    def __init__(self, function: Callable, signature: str, name: str, group: str, parallel: bool, fastmath):
-        options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "fastmath": fastmath}
+    def __init__(self, function: Callable, signature: str, name: str, group: str, parallel: bool):
         self.name = name
         self.group = group
         self.parallel = parallel
         # Compiled functions are linked by their qualified name: two that one maker made around different constants must
         # not share it, or a cached one may be served the code of the other.
         function.__qualname__ = name
-        self.dispatcher = numba.njit(**options)(function)
-        self.dispatcher._cache = _KernelCache(function, name)
         self._arguments, _ = sigutils.normalize_signature(signature)
+        self._cache = _KernelCache(function, name, self._arguments)
+        self.dispatcher = numba.njit(nogil=True, error_model="numpy", parallel=parallel)(function)
+        self.dispatcher._cache = self._cache
         self._compiled = None
         self.__doc__ = function.__doc__
 
     def is_cached(self) -> bool:
         """True where the kernel is compiled already, in this process or in the cache folder."""
-        path = self.dispatcher._cache.path(self._arguments)
-        return self._compiled is not None or (path is not None and path.exists())
+        return self._compiled is not None or self._cache.holds_kernel()
 
     def compile(self) -> float:
         """Compiles the kernel, or loads it from the cache. Returns the seconds it took."""
@@ -226,20 +233,18 @@ _WORKQUEUE_LOCK = threading.Lock()
 _KERNELS: list[Kernel] = []
 
 
-def kernel(
-    signature: str, *, parallel: bool = False, fastmath=False, group: str = "common", name: str | None = None
-) -> Callable:
+def kernel(signature: str, *, parallel: bool = False, group: str = "common", name: str | None = None) -> Callable:
     """Makes a function a `Kernel`: compiled at its first call or at warm-up, without the GIL, cached on disk.
 
     `signature` is Numba's, such as "void(int64, int64, float64)". `parallel` allows `prange`; write it over
-    `num_threads` parts that are passed as an argument, so that the number of threads is the caller's. `fastmath` is
-    Numba's. `group` says which warm-up takes it along. `name` tells apart the kernels that one function makes around
-    different intrinsics; name and module identify a kernel in the cache, so no two may share both. The function may use module-level names, `inline` functions
-    and intrinsics; all of them must be defined in this package, whose sources name the cache.
+    `num_threads` parts that are passed as an argument, so that the number of threads is the caller's. `group` says which
+    warm-up takes it along. `name` tells apart the kernels that one function makes around different intrinsics; name and
+    module identify a kernel in the cache, so no two may share both. The function may use module-level names, `inline`
+    functions and intrinsics; all of them must be defined in this package, whose sources name the cache.
     """
 
     def decorate(function: Callable) -> Kernel:
-        made = Kernel(function, signature, name or function.__name__, group, parallel, fastmath)
+        made = Kernel(function, signature, name or function.__name__, group, parallel)
         _KERNELS.append(made)
         return made
 

@@ -10,41 +10,14 @@ import torch
 from numba import float32, int64, prange, uint16
 
 from .compiler import array_at, inline, kernel, num_threads
-from .simd import bf16_to_f32, exp2_f32, f32_to_bf16
+from .scalars import LOG2_E, bf16_to_f32, exp2_f32, f32_to_bf16, load_row, store_row
 
 SERIAL_ELEMENTS = 1 << 17  # up to which one thread is faster than waking the others
-LOG2_E = np.float32(1.4426950408889634)
 BF16 = torch.bfloat16
 
 
 def _parts(elements: int) -> int:
     return 1 if elements <= SERIAL_ELEMENTS else num_threads()
-
-
-@inline
-def load_row(address, bf16, out, n):
-    """Copies n elements at `address` to the float32 array `out`."""
-    if bf16:
-        half = array_at(address, n, uint16)
-        for i in range(n):
-            out[i] = bf16_to_f32(half[i])
-    else:
-        full = array_at(address, n, float32)
-        for i in range(n):
-            out[i] = full[i]
-
-
-@inline
-def store_row(address, bf16, row, n):
-    """Writes n elements of the float32 array `row` to `address`."""
-    if bf16:
-        half = array_at(address, n, uint16)
-        for i in range(n):
-            half[i] = f32_to_bf16(row[i])
-    else:
-        full = array_at(address, n, float32)
-        for i in range(n):
-            full[i] = row[i]
 
 
 @inline
@@ -96,29 +69,25 @@ def _rms_norm(x, x_stride, x_bf16, residual, residual_stride, weight, weight_bf1
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out_dtype: torch.dtype) -> torch.Tensor:
-    rows, n = x.shape
-    out = torch.empty(rows, n, dtype=out_dtype)
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    _rms_norm(
-        x.data_ptr(), x.stride(0) * x.element_size(), x.dtype is BF16, 0, 0, weight.data_ptr(), weight.dtype is BF16,
-        out.data_ptr(), out_dtype is BF16, rows, n, eps, _parts(rows * n),
-    )  # fmt: skip
-    return out
+    return _norm(x, 0, 0, weight, eps, out_dtype)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, out_dtype: torch.dtype
 ) -> torch.Tensor:
+    if residual.stride(1) != 1:
+        raise ValueError(f"residual must be contiguous in its last dimension, not strided by {residual.stride(1)}")
+    return _norm(x, residual.data_ptr(), 4 * residual.stride(0), weight, eps, out_dtype)
+
+
+def _norm(x, residual: int, residual_stride: int, weight, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
     rows, n = x.shape
     out = torch.empty(rows, n, dtype=out_dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
-    if residual.stride(1) != 1:
-        raise ValueError(f"residual must be contiguous in its last dimension, not strided by {residual.stride(1)}")
     _rms_norm(
-        x.data_ptr(), x.stride(0) * x.element_size(), x.dtype is BF16, residual.data_ptr(), 4 * residual.stride(0),
-        weight.data_ptr(), weight.dtype is BF16, out.data_ptr(), out_dtype is BF16, rows, n, eps, _parts(rows * n),
+        x.data_ptr(), x.stride(0) * x.element_size(), x.dtype is BF16, residual, residual_stride, weight.data_ptr(),
+        weight.dtype is BF16, out.data_ptr(), out_dtype is BF16, rows, n, eps, _parts(rows * n),
     )  # fmt: skip
     return out
 

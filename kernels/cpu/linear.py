@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import float32, prange, uint16, uint32
+from numba import float32, prange, uint32
 
-from .compiler import CPU, array_at, inline, kernel, num_threads
+from .compiler import CPU, array_at, kernel, num_threads
 from .linear_tile import COLUMNS, MAX_ROWS, make_tile
-from .simd import f32_to_bf16
+from .scalars import store_row
 
 PANEL_STEP = 4 * COLUMNS  # bytes of a panel that one step reads
 AHEAD = 4096  # bytes of weight to prefetch: about the latency of memory times the bandwidth of a core
@@ -39,26 +39,12 @@ BLOCK_BYTES = 256 * 1024  # of x in a row block
 # ------------------------------------------------------------------------------------------------------ the product
 
 
-@inline
-def _store_sums(sums, height, columns, to, to_stride, as_bf16):
-    """Writes `height` rows of `columns` sums to address `to`, as bfloat16 or float32."""
-    for r in range(height):
-        if as_bf16:
-            rounded = array_at(to + r * to_stride, columns, uint16)
-            for c in range(columns):
-                rounded[c] = f32_to_bf16(sums[r, c])
-        else:
-            plain = array_at(to + r * to_stride, columns, float32)
-            for c in range(columns):
-                plain[c] = sums[r, c]
-
-
 def _make_product(kind: str):
     """The product kernel of one kind of tile."""
     tile = make_tile(kind)
 
     @kernel(
-        "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)",
+        f"void({', '.join(['int64'] * 13)})",
         parallel=True,
         group="bfloat16" if kind.startswith("bf16") else "float32",
         name=f"linear_{kind}",
@@ -93,7 +79,9 @@ def _make_product(kind: str):
                     at, stride = (to, out_stride) if whole else (sums.ctypes.data, PANEL_STEP)
                     tile(height, x_at, x_stride, this, PANEL_STEP, steps, init, 0, at, stride, ahead, ahead_step)
                     if not whole:
-                        _store_sums(sums, height, columns, to, out_stride, as_bf16)
+                        for r in range(height):
+                            row = array_at(at + r * stride, columns, float32)
+                            store_row(to + r * out_stride, as_bf16, row, columns)
 
     return product
 
@@ -225,18 +213,8 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
         x = x.contiguous()
     bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, PANEL_STEP)
     _PRODUCTS[packed.dtype](
-        x.data_ptr(),
-        x.stride(0) * x.itemsize,
-        packed.data.data_ptr(),
-        bias.data_ptr(),
-        bias_step,
-        out.data_ptr(),
-        out.stride(0) * out.itemsize,
-        out_dtype == torch.bfloat16,
-        len(x),
-        packed.out_features,
-        packed.data.shape[1],
-        _num_blocks(len(x), x.shape[1] * x.itemsize, packed.data.shape[0]),
-        num_threads(),
-    )
+        x.data_ptr(), x.stride(0) * x.itemsize, packed.data.data_ptr(), bias.data_ptr(), bias_step, out.data_ptr(),
+        out.stride(0) * out.itemsize, out_dtype == torch.bfloat16, len(x), packed.out_features, packed.data.shape[1],
+        _num_blocks(len(x), x.shape[1] * x.itemsize, packed.data.shape[0]), num_threads(),
+    )  # fmt: skip
     return out

@@ -23,7 +23,6 @@ from .sampling_rows import (
     BLOCK,
     EVERYTHING,
     INFINITY,
-    LOG2_E,
     STEEPEST,
     block_maxima,
     draw_from_all,
@@ -32,6 +31,7 @@ from .sampling_rows import (
     last_kept,
     listed_candidates,
 )
+from .scalars import LOG2_E
 
 MOST_LISTED = 256  # top_k up to which the candidates are listed and sorted
 SERIAL_LOGITS = 1 << 16  # up to which one thread is faster than waking the others

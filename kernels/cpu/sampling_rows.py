@@ -10,11 +10,10 @@ import numpy as np
 from numba import float32, float64, int32, int64, uint32
 
 from .compiler import inline
-from .simd import bits_of, exp2_f32, float_of
+from .scalars import bits_of, exp2_f32, float_of
 
 BLOCK = 64  # logits of a block
 BINS, BINS_PER_NAT = 2048, np.float32(64.0)  # the histogram: 32 nats below the largest; its last bin takes the rest
-LOG2_E = np.float32(1.4426950408889634)
 INFINITY = np.float32(np.inf)
 NOTHING = np.float32(-44.0)  # the weight 2^x of a block's largest token below which the block counts as empty
 STEEPEST = np.float32(1e30)  # keeps 0 · slope a number for the smallest temperatures

@@ -11,8 +11,7 @@ way to the instruction that multiplies 32 pairs of them and adds to 16 float32 s
 
 Addresses are int64 and need no alignment. `f32x16` and `bf16x32` live in registers, can be variables and loop-carried,
 and cannot cross a kernel's boundary. **All functions on vectors need `CPU.avx512_bf16`**: check it where the kernel is
-chosen, since LLVM aborts the process on an instruction that the target lacks. The scalar ones at the end run anywhere
-and are written so that LLVM vectorises the loop around them.
+chosen, since LLVM aborts the process on an instruction that the target lacks. `scalars` runs anywhere.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from __future__ import annotations
 import inspect
 
 from llvmlite import ir
-from numba import float32, int32, int64, types, uint16, uint32
+from numba import float32, int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
-
-from .compiler import inline
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -253,52 +250,3 @@ def exp2(builder, x):
     scaled = builder.select(low, ir.Constant(F32X16, [0.0] * 16), scaled)
     high = builder.fcmp_ordered(">=", x, ir.Constant(F32X16, [128.0] * 16))
     return builder.select(high, ir.Constant(F32X16, [float("inf")] * 16), scaled)
-
-
-# ------------------------------------------------------------------------------------------- scalars, on any machine
-
-
-@operation(uint32, float32)
-def bits_of(builder, x):
-    """The 32 bits of a float32."""
-    return builder.bitcast(x, I32)
-
-
-@operation(float32, uint32)
-def float_of(builder, bits):
-    """The float32 of 32 bits."""
-    return builder.bitcast(bits, F32)
-
-
-@inline
-def bf16_to_f32(x):
-    """The float32 of a bfloat16 given as its uint16 bits."""
-    return float_of(uint32(x) << uint32(16))
-
-
-@inline
-def f32_to_bf16(x):
-    """The uint16 bits of the bfloat16 nearest to a float32, ties to even; NaN stays NaN."""
-    bits = bits_of(x)
-    rounded = (bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
-    return uint16(rounded) if x == x else uint16((bits >> uint32(16)) | uint32(0x40))
-
-
-@operation(float32, float32)
-def rint_f32(builder, x):
-    """The whole number nearest to x, ties to even."""
-    return call(builder, "llvm.rint.f32", F32, [x])
-
-
-@inline
-def exp2_f32(x):
-    """2^x of a float32 as `exp2`, for x < 127.5 and for loops that LLVM vectorises."""
-    clamped = max(x, float32(-127.0))
-    whole = rint_f32(clamped)
-    f = clamped - whole
-    p = float32(EXP2_COEFFICIENTS[0])
-    for i in range(1, 6):
-        p = p * f + float32(EXP2_COEFFICIENTS[i])
-    p = p * f + float32(1.0)
-    result = p * float_of(uint32(int32(whole) + int32(127)) << uint32(23))
-    return result if x >= float32(-126.0) else (float32(0.0) if x < float32(-126.0) else x)

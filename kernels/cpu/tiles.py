@@ -16,11 +16,24 @@ A read ahead runs along: while segment s is multiplied, the same offset of segme
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
+from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from .simd import BF16X32, F32, F32X16, I32, I32X16, I64, call, dot_bf16_ir, load, prefetch_ir, splat_ir, store
+from .simd import (
+    BF16X32,
+    F32,
+    F32X16,
+    I32,
+    I32X16,
+    I64,
+    call,
+    dot_bf16_ir,
+    load,
+    operation,
+    prefetch_ir,
+    splat_ir,
+    store,
+)
 
 
 def make_tile(rows: int, vectors: int, element: str, *, prefetch: bool):
@@ -31,8 +44,8 @@ def make_tile(rows: int, vectors: int, element: str, *, prefetch: bool):
     are `b_stride` bytes apart. c: address of C, float32, rows `c_stride` bytes apart. fresh: 1 to overwrite C, 0 to add.
     """
 
-    def emit(builder, args):
-        a, a_stride, table, segments, offset, steps, b_stride, c, c_stride, fresh = args
+    @operation(types.void, *[int64] * 10)
+    def tile(builder, a, a_stride, table, segments, offset, steps, b_stride, c, c_stride, fresh):
         sums = [[cgutils.alloca_once(builder, F32X16) for _ in range(vectors)] for _ in range(rows)]
         c_rows = [builder.add(c, builder.mul(c_stride, I64(r))) for r in range(rows)]
         with builder.if_else(builder.icmp_signed("!=", fresh, I64(0))) as (overwrite, accumulate):
@@ -79,13 +92,6 @@ def make_tile(rows: int, vectors: int, element: str, *, prefetch: bool):
             for v, total in enumerate(row):
                 store(builder, builder.load(total), builder.add(c_row, I64(64 * v)))
 
-    @intrinsic
-    def tile(typingctx, a, a_stride, table, segments, offset, steps, b_stride, c, c_stride, fresh):
-        def codegen(context, builder, signature, args):
-            emit(builder, args)
-
-        return types.void(*[types.int64] * 10), codegen
-
     return tile
 
 
@@ -96,7 +102,8 @@ def make_transpose(element: str):
     Four rounds swap the off-diagonal halves of ever smaller squares (Eklundh 1972).
     """
 
-    def emit(builder, table, offset, out):
+    @operation(types.void, int64, int64, int64)
+    def transpose(builder, table, offset, out):
         rows = []
         for r in range(16):
             at = builder.add(load(builder, builder.add(table, I64(8 * r)), I64), offset)
@@ -114,12 +121,5 @@ def make_transpose(element: str):
                 rows[r + half] = builder.shuffle_vector(a, b, ir.Constant(I32X16, second))
         for r, row in enumerate(rows):
             store(builder, row, builder.add(out, I64(64 * r)))
-
-    @intrinsic
-    def transpose(typingctx, table, offset, out):
-        def codegen(context, builder, signature, args):
-            emit(builder, *args)
-
-        return types.void(types.int64, types.int64, types.int64), codegen
 
     return transpose

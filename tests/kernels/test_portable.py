@@ -10,7 +10,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "haswell"}
-NOT_AGAIN = ["test_portable.py", "test_compiler.py"]  # about processes and the cache, not about instructions
+# About processes, the cache, or another machine's instructions: nothing that this CPU's flags change.
+NOT_AGAIN = ["test_portable.py", "test_compiler.py", "test_triton.py", "test_triton_compile.py"]
 
 
 def run(*arguments):
@@ -25,11 +26,21 @@ def run(*arguments):
 
 
 def test_no_flag_of_avx512_is_reported():
-    flags = "from kvscope.kernels.cpu.compiler import CPU; print(CPU.avx512, CPU.avx512_bf16, CPU.avx512_vnni)"
-    assert run("-c", flags).stdout.split() == ["False"] * 3
+    flags = "from kvscope.kernels.cpu.compiler import CPU; print(CPU.avx512, CPU.avx512_bf16)"
+    assert run("-c", flags).stdout.split() == ["False"] * 2
 
 
 def test_the_kernel_tests_pass_without_avx512():
-    done = run("-m", "pytest", "-x", "-p", "no:cacheprovider", *(f"--ignore={HERE / n}" for n in NOT_AGAIN), str(HERE))
+    done = run(
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not full",
+        *(f"--ignore={HERE / n}" for n in NOT_AGAIN),
+        str(HERE),
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
