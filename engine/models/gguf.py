@@ -54,7 +54,6 @@ class GGUFError(ValueError):
 class Converted:
     """What `convert` found out on the way."""
 
-    name: str  # the model's own name, or the file's
     quantization: str  # "Q4_1", "Q4_K_M", "F16", …
     tokenizer_problem: str  # why there is no tokenizer in the folder; "" if there is one
 
@@ -90,7 +89,7 @@ def convert(path: Path, folder: Path, *, progress: bool = True) -> Converted:
     kept = {name: value for name, value in generation.items() if value is not None and value != []}
     (folder / "generation_config.json").write_text(json.dumps(kept, indent=2) + "\n")
     problem = write_tokenizer(path, metadata, folder)
-    return Converted(metadata.get("general.name") or path.stem, _quantization(metadata, reader), problem)
+    return Converted(_quantization(metadata, reader), problem)
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -155,7 +154,6 @@ def _gguf_names(architecture: Architecture, config, parameters) -> dict[str, str
     names = {}
     for name in parameters:
         stem, _, suffix = name.rpartition(".")
-        stem = architecture.rename.get(stem, stem)
         found = table.get_name(stem) or table.get_name(stem.removeprefix("model."))
         if found is not None:
             names[name] = f"{found}.{suffix}"

@@ -20,22 +20,18 @@ class Architecture:
     """How one architecture of llama.cpp becomes one of transformers.
 
     keys         metadata key (without the architecture's prefix) -> config field, beside those all share
-    constants    config fields that the file does not state
     interleaved  q and k rows are stored with the halves of each rotary pair interleaved
     transposed   tensors (last part of the name) that transformers stores the other way round
     norm_offset  what is added to norm weights: llama.cpp stores w + 1 where transformers computes with 1 + w
-    rename       parameter stem -> the stem under which the gguf library knows it
     biases       config field -> tensor whose presence switches it on
     """
 
     gguf: str
     model_type: str
     keys: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
     interleaved: bool = False
     transposed: tuple[str, ...] = ()
     norm_offset: float = 0.0
-    rename: dict[str, str] = field(default_factory=dict)
     biases: dict[str, str] = field(default_factory=dict)
 
 
@@ -142,7 +138,7 @@ def build_config(architecture: Architecture, metadata: Metadata):
         raise ValueError(
             f"{name} is a mixture of {metadata.own('expert_count')} experts, which kvscope does not serve."
         )
-    values: dict[str, Any] = dict(architecture.constants)
+    values: dict[str, Any] = {}
     for key, target in {**_SHARED, **architecture.keys}.items():
         value = metadata.own(key)
         if isinstance(value, list):

@@ -134,19 +134,20 @@ def _default_from_wheel(progress: bool) -> ModelFiles:
 
 
 def _hub(repo: str, progress: bool) -> ModelFiles:
-    try:
-        folder, commit = download_snapshot(repo, endpoint=_endpoint(), progress=progress)
-    except HubUnavailable as error:
-        raise ModelNotFound(str(error)) from error
+    folder, commit = _snapshot(repo, progress)
     return ModelFiles(folder, f"hub, {_dtype_of(folder)}", repo.rpartition("/")[2], f"commit:{commit}")
 
 
 def _hub_gguf(repo: str, filename: str, progress: bool) -> ModelFiles:
+    folder, _ = _snapshot(repo, progress, only=filename)
+    return _gguf(folder / filename, progress, where="hub")
+
+
+def _snapshot(repo: str, progress: bool, only: str | None = None) -> tuple[Path, str]:
     try:
-        folder, _ = download_snapshot(repo, endpoint=_endpoint(), progress=progress, only=filename)
+        return download_snapshot(repo, endpoint=_endpoint(), progress=progress, only=only)
     except HubUnavailable as error:
         raise ModelNotFound(str(error)) from error
-    return _gguf(folder / filename, progress, where="hub")
 
 
 def _folder(folder: Path, progress: bool) -> ModelFiles:

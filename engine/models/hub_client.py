@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
+import logging
 import os
 import re
 import threading
@@ -127,8 +129,6 @@ def _local(repo: str, only: str | None, why: str) -> tuple[Path, str]:
 
 def _weights_complete(folder: Path, names: list[str]) -> bool:
     if "model.safetensors.index.json" in names:
-        import json
-
         shards = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
         return shards <= set(names)
     return any(name.endswith(".safetensors") for name in names)
@@ -137,8 +137,6 @@ def _weights_complete(folder: Path, names: list[str]) -> bool:
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
     """Keep the hub's bars only where progress is wanted, and its advice (tokens, symlinks) out of the way."""
-    import logging
-
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger, was_disabled = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
