@@ -93,6 +93,7 @@ class Session:
             session = own()
             if session is None:
                 return
+            screen.hurry()
             run = session.workbench._commands.run
             if kind in _ASKS_ENGINE:
                 session.worker.submit(run, kind, *values)
@@ -122,7 +123,7 @@ class Session:
 
         def tick() -> None:
             nonlocal next_tick
-            if time.monotonic() < next_tick:
+            if time.monotonic() < next_tick or not self.screen.due(time.monotonic()):
                 return
             begun = time.thread_time()
             with self.workbench._lock, hold(document):

@@ -14,6 +14,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | keys | the same messages as the buttons |
 | page shown, or shown again | ["hello", {"dark": bool}] |
 | a tick was missed | ["resync"] |
+| painting takes long, or short again | ["period", seconds between ticks that leave the browser two thirds of its time] |
 | the cell's width passes a breakpoint | ["width", "narrow", "medium" or "wide"] |
 
 The clock: every tick of Python counts `pulse.tags` up by one, so that a page that has missed one (it was opened later, or
@@ -28,6 +29,7 @@ from .stylesheet import NARROW, WIDE
 
 STALE_SECONDS = 3
 UNFOLD_SECONDS = 15
+SLOWEST_PERIOD = 2.0  # seconds: below the stale banner's, however slow the browser
 
 JS = r"""
 if (twin) {
@@ -137,12 +139,22 @@ function attach(el) {
   };
   fold(true);
   const closed = () => pulse.tags[2] === "closed";
-  let count = pulse.tags[0];
+  let count = pulse.tags[0], cost = 0, period = 0.1, told = 0;
+  const measure = () => {                                    // from the last change of a tick to the end of its painting
+    const begun = performance.now();
+    requestAnimationFrame(() => setTimeout(() => {
+      cost += 0.3 * (performance.now() - begun - cost);
+      const wanted = Math.min(SLOWEST, Math.max(0.1, cost * 3 / 1000));
+      if (Math.abs(wanted - period) < 0.3 * period || begun - told < 1000) return;
+      told = begun;
+      send("period", period = wanted);
+    }));
+  };
   pulse.properties.tags.change.connect(() => {
     beat = Date.now();
     if (pulse.tags[0] !== count + 1) send("resync");          // a change was sent before this page could listen
     count = pulse.tags[0];
-    if (closed()) fold(false);
+    if (closed()) fold(false); else measure();
   });
   let gone = 0;
   const clock = setInterval(() => {
@@ -172,6 +184,7 @@ function attach(el) {
 def script(twin: str) -> str:
     """The script for one display; `twin` is the id that its saved copy carries ("" for none)."""
     values = (
-        f'const twin = "{twin}", STALE = {STALE_SECONDS}, UNFOLD = {UNFOLD_SECONDS}, NARROW = {NARROW}, WIDE = {WIDE};'
+        f'const twin = "{twin}", STALE = {STALE_SECONDS}, UNFOLD = {UNFOLD_SECONDS}, NARROW = {NARROW}, WIDE = {WIDE}, '
+        f"SLOWEST = {SLOWEST_PERIOD};"
     )
     return values + JS

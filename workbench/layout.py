@@ -7,6 +7,7 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,14 +16,14 @@ from bokeh.events import DocumentReady
 from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
 from . import stylesheet
-from .bus import script
+from .bus import SLOWEST_PERIOD, script
 from .controls import form_html
 from .export import twin_html
 from .markup import esc, panel_head, table
 from .selection import TABS, Choices
 from .theme import THEMES, Theme
-from .tick import Tick
-from .viewer import BEAT
+from .tick import MOST_EVENTS, MOST_MISSED, Tick
+from .viewer import BEAT, PERIOD
 from .views import view_class
 from .views.base import View
 from .views.event_log import EventLog
@@ -33,6 +34,7 @@ from .views.requests import Requests
 HEADS_EVERY = 0.5  # seconds between refreshes of the panels' sentences while the engine runs
 TABLES_EVERY = 1.0
 SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at its own pace has caught up
+AWAY_SECONDS = 3.0  # a view not drawn for so long may catch up with more than one tick's events
 ROOM = 1.25
 
 
@@ -48,10 +50,13 @@ class Panel:
     widths: frozenset[str] = frozenset({"narrow", "medium", "wide"})
     tabs: frozenset[str] = frozenset(TABS)
     next_index: int = 0
+    seen_at: float = -math.inf
     drawn: dict[str, float] = field(default_factory=dict)
 
     def update(self, tick: Tick, choices: Choices, *, force: bool) -> None:
-        frame, self.next_index = tick.frame(self.next_index)
+        away = tick.now - self.seen_at > AWAY_SECONDS
+        frame, self.next_index = tick.frame(self.next_index, MOST_MISSED if away else MOST_EVENTS)
+        self.seen_at = tick.now
         as_table = choices.shows_table(self.name)
         if isinstance(self.view, Output):
             self.view.as_table, self.view.sample = as_table, choices.sample
@@ -107,6 +112,8 @@ class Screen:
         }
         self._places: list[tuple[InlineStyleSheet, int, str]] = []
         self.width = "medium"
+        self.period = PERIOD  # seconds between two ticks that its browser can follow
+        self._updated_at = 0.0
         self.panels: list[Panel] = []
         self.header = Header(self._theme, self._sheets)
         self._header_index = 0
@@ -246,6 +253,8 @@ class Screen:
         self._last_number = number
         if kind == "width":
             self.width = values[0]
+        if kind == "period":
+            self.period = min(SLOWEST_PERIOD, max(PERIOD, float(values[0])))
         self._on_message(self, kind, *values)
 
     # -- one tick -----------------------------------------------------------------------------------------------------
@@ -260,7 +269,7 @@ class Screen:
             if tick.now - self._beat_at >= BEAT:
                 self.beat(tick.now, status.closed)
             return False
-        self._tick = tick
+        self._tick, self._updated_at = tick, tick.now
         if theme != self._theme:
             self._restyle(theme)
         force = everything or tick.snapshot.state != "running"
@@ -288,6 +297,14 @@ class Screen:
             return twin_html(self._twin, self.header, {panel.name: panel.view for panel in self.panels}.values())
         finally:
             self._tick = None
+
+    def due(self, now: float) -> bool:
+        """Whether its browser can take another tick; half a tick early counts, or the next one would come late."""
+        return now - self._updated_at >= self.period - PERIOD / 2
+
+    def hurry(self) -> None:
+        """Somebody has clicked: the next tick comes at once."""
+        self._updated_at = 0.0
 
     def beat(self, now: float, closed: bool) -> None:
         """Tell the page that Python lives."""

@@ -15,6 +15,9 @@ from kvscope.engine.snapshot import EngineSnapshot
 from .theme import OwnerSlots
 from .views.base import Frame, Selection
 
+MOST_EVENTS = 1000  # a tick of a view that follows: what a very small model does in a tenth of a second
+MOST_MISSED = 20_000  # when a view is seen again after a while
+
 
 class Tick:
     """`engine` is whatever has `events`, `snapshot()`, `handles()`, `decode_token()`, `info` and `state`."""
@@ -24,7 +27,7 @@ class Tick:
         self.now = time.monotonic()
         self.asked = (engine.events.next_index, engine.state)  # differs exactly when something has happened
         self._snapshot: EngineSnapshot | None = None
-        self._frames: dict[int, tuple[Frame, int]] = {}
+        self._frames: dict[tuple[int, int], tuple[Frame, int]] = {}
         self._handles: dict[int, Any] | None = None
         self._outputs: dict[int, RequestOutput | None] = {}
 
@@ -34,9 +37,10 @@ class Tick:
             self._snapshot = self._engine.snapshot()
         return self._snapshot
 
-    def frame(self, index: int) -> tuple[Frame, int]:
-        """The frame for a view that has read the log up to `index`, and the index to ask with next time."""
-        if index not in self._frames:
+    def frame(self, index: int, most: int = MOST_EVENTS) -> tuple[Frame, int]:
+        """The frame for a view that has read the log up to `index`, and the index to ask with next time. Of more than
+        `most` events the oldest count as lost: a view must never cost more because the engine is fast."""
+        if (index, most) not in self._frames:
             snapshot = self.snapshot
             events, next_index, lost = self._engine.events.since(index)
             # The engine may be a step further by now: what came after the snapshot is left for the next tick.
@@ -44,9 +48,11 @@ class Tick:
             if later < len(events):
                 next_index = events[later].index
                 events = events[:later]
+            skipped = max(0, len(events) - most)
+            events, lost = events[skipped:], lost + skipped
             frame = Frame(snapshot, events, lost, self._selection, self._engine.info, self.now, self._slots)
-            self._frames[index] = (frame, next_index)
-        return self._frames[index]
+            self._frames[index, most] = (frame, next_index)
+        return self._frames[index, most]
 
     def output(self, request_id: int) -> RequestOutput | None:
         """What a request has written so far; None for one that is not known any more."""

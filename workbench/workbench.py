@@ -200,7 +200,7 @@ class Workbench:
         with self._lock:
             tick, changed = self._tick_now(), False
             for shown in self._screens:
-                if shown.widget is None or not shown.widget.awake:
+                if shown.widget is None or not shown.widget.awake or not shown.screen.due(tick.now):
                     continue
                 try:
                     changed |= shown.screen.update(tick, self._status())
@@ -221,6 +221,7 @@ class Workbench:
                     shown.widget.flush()
 
     def _on_message(self, screen: Screen, kind: str, *values: Any) -> None:
+        screen.hurry()
         if kind in ("hello", "resync"):
             with self._lock:
                 for shown in self._screens:

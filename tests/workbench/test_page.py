@@ -155,6 +155,32 @@ def test_a_message_that_arrives_twice_counts_once():
     assert page.messages == [("do", "toggle")] * 2
 
 
+def test_a_fast_engine_does_not_make_a_tick_dearer():
+    page = Page()
+    page.tick(30)
+    page.tick(1, 0.1)
+    read = page.engine.events.next_index
+    for number in range(5000):
+        page.engine.log(EventKind.ALLOCATED, request_id=40, block_id=1 + number % 100)
+    tick = Tick(page.engine, None, page.slots)
+    frame, next_index = tick.frame(read)
+    assert (len(frame.events), frame.lost, next_index) == (1000, 4000, page.engine.events.next_index)
+    assert len(tick.frame(read, 20_000)[0].events) == 5000
+    page.tick(1, 0.1)
+    assert "requests finished" in page.shown()
+
+
+def test_a_browser_that_paints_slowly_is_sent_fewer_ticks_but_answered_at_once():
+    page = Page()
+    page.tick()
+    page.screen._received([1.0, "period", 0.7])
+    assert not page.screen.due(page.now + 0.6) and page.screen.due(page.now + 0.7)
+    page.screen.hurry()
+    assert page.screen.due(page.now + 0.1)
+    page.screen._received([2.0, "period", 1e9])
+    assert page.screen.period == 2.0, "never so slow that the page looks stale"
+
+
 def test_a_selection_is_said_in_every_part():
     page = Page()
     page.tick(93)
@@ -249,7 +275,7 @@ def test_everything_that_can_be_clicked_has_somebody_who_obeys():
     actions = set(re.findall(r'data-do="(\w+)"', html))
     assert {"toggle", "step", "clear", "tables", "room", "theme", "help", "reset"} <= actions
     sent = set(re.findall(r'send\("(\w+)"', JS))
-    assert sent - {"resync", "width"} <= _KINDS
+    assert sent - {"resync", "width", "period"} <= _KINDS
 
 
 @pytest.mark.parametrize("running", [True, False])
