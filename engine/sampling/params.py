@@ -149,9 +149,13 @@ def _integer(field: str, value: Any, least: int | None, limit: str) -> int | Non
 
 
 def _real(field: str, value: Any, test: Callable[[float], bool], limit: str) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    _require(real and test(value), field, value, limit)
-    return float(value)
+    _require(isinstance(value, numbers.Real) and not isinstance(value, bool), field, value, limit)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction beyond all floats
+        number = math.inf
+    _require(math.isfinite(number) and test(number), field, value, limit)
+    return number
 
 
 def _strings(stop: Any) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ def test_numpy_numbers_are_numbers():
         ("temperature", float("nan"), "0 or more"),
         ("temperature", float("inf"), "0 or more"),
         ("temperature", "hot", "0 or more"),
+        ("temperature", 10**400, "0 or more"),
         ("top_p", 0, "above 0 and at most 1"),
         ("top_p", 1.01, "above 0 and at most 1"),
         ("top_k", -2, "off"),
