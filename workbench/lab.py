@@ -25,10 +25,9 @@ def open_lab(folder: str | Path, *, port: int = 8888, browser: bool = True) -> i
         print("kvscope: no browser is opened; JupyterLab prints its address below.", flush=True)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    try:
-        return subprocess.run(command, check=False).returncode
-    except KeyboardInterrupt:
-        return 0
+    if os.name == "posix":
+        os.execv(command[0], command)  # this process becomes JupyterLab, so that whoever ends it ends JupyterLab
+    return subprocess.run(command, check=False).returncode
 
 
 def copy_notebooks(folder: str | Path) -> Path:
