@@ -33,7 +33,7 @@ test: env
 	$(BIN)/python -m pytest -m "not full"
 
 test-full: env
-	$(BIN)/python -m pytest --timeout 3600
+	$(BIN)/python -m pytest --timeout 3600 --hypothesis-profile=default
 
 soak: env
 	$(BIN)/python -m pytest --timeout 3600 -s tests/soak

@@ -9,8 +9,12 @@ import pytest
 import tiny
 import torch
 import transformers
+from hypothesis import settings
 from kvscope.kernels.cpu import compiler
 
+# `make test` draws the same examples every time; `make test-full` looks for new ones (--hypothesis-profile=default).
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
