@@ -118,8 +118,8 @@ def _least(case: Case, bandwidth: float, rate: float) -> float:
 def model_rows(name, source, kernels, bandwidth, batches, prompt, new) -> list[list]:
     """Decode steps at each batch, and the whole of the largest batch against transformers."""
     most = max(batches)
-    spec_blocks = 1 + most * -(-(prompt + 2 * new) // 16)
-    served = Served(source, kernels, max_num_seqs=most, max_num_batched_tokens=8192, num_blocks=spec_blocks)
+    num_blocks = 1 + (most + 1) * (1 + (prompt + 2 * new) // 16)
+    served = Served(source, kernels, max_num_seqs=most, max_num_batched_tokens=8192, num_blocks=num_blocks)
     spec = served.model.spec
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(10, spec.vocab_size, (most, prompt), generator=generator).tolist()

@@ -289,13 +289,14 @@ def decode_tile(dtype: torch.dtype, group: int, block_d: int) -> Tile:
     return Tile(rows, 64 if block_d <= 128 else 32, 4, 3)
 
 
-def prefill_tile(dtype: torch.dtype, group: int, block_d: int) -> Tile:
+def prefill_tile(dtype: torch.dtype, group: int, block_d: int, windowed: bool) -> Tile:
+    """A window is one more loop, whose masks need registers: with large heads its tiles are narrower."""
     if dtype == torch.float32:
-        rows, keys, warps, stages = (32, 32, 4, 2) if block_d <= 128 else (16, 16, 4, 2)
+        rows, keys, warps, stages = (32, 32, 4, 2) if block_d <= 64 else (16, 16, 4, 2)
     elif block_d <= 64:
         rows, keys, warps, stages = 128, 64, 8, 3
     elif block_d <= 128:
-        rows, keys, warps, stages = 128, 64, 8, 2
+        rows, keys, warps, stages = 128, 32 if windowed else 64, 8, 2
     else:
         rows, keys, warps, stages = 64, 32, 8, 2
     return Tile(max(rows, power_of_2(group)), keys, warps, stages)
@@ -347,7 +348,7 @@ def paged_attention(
             NUM_HEADS=num_heads, BLOCK_S=power_of_2(num_splits), **decode, **shape,
         )  # fmt: skip
     if not every_token:
-        tile = prefill_tile(q.dtype, group, block_d)
+        tile = prefill_tile(q.dtype, group, block_d, window > 0)
         block_q = tile.rows // group
         launch(
             _attend, (num_tokens // block_q + num_rows, layout.num_kv_heads, 1),

@@ -22,7 +22,7 @@ import triton.language as tl
 from .launch import launch
 
 BLOCK = 4096  # logits of a pass under way at once
-LOWEST = tl.constexpr(-(2**31))
+LOWEST = tl.constexpr(1 - 2**31)  # below the key of −∞; an int32, where −2^31 would not be taken for one
 UNIT = tl.constexpr(float(2**40))
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -62,12 +62,12 @@ def _threshold(row, size, largest, scale, floor, goal, BY_MASS: tl.constexpr, BL
     """The largest key t whose amount{key ≥ t} is at least `goal`; those at `floor` or below have enough."""
     t = LOWEST
     step = 1 << 30
-    for _ in range(16):
+    for _digit in range(16):
         t1, t2, t3 = t + step, t + step + step, t + step + step + step
         zero = tl.zeros((BLOCK,), tl.int64)
         a1, a2, a3 = zero, zero, zero
         for start in range(0, size, BLOCK):
-            _, keys, masses = _tokens(row, start, size, largest, scale, BLOCK)
+            _ids, keys, masses = _tokens(row, start, size, largest, scale, BLOCK)
             each = masses if BY_MASS else tl.full((BLOCK,), 1, tl.int64)
             a1 += tl.where(keys >= t1, each, 0)
             a2 += tl.where(keys >= t2, each, 0)
@@ -85,7 +85,7 @@ def _above(row, size, largest, scale, t, BY_MASS: tl.constexpr, BLOCK: tl.conste
     """The amount of the tokens above key t, and of those at it."""
     above, equal = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
     for start in range(0, size, BLOCK):
-        _, keys, masses = _tokens(row, start, size, largest, scale, BLOCK)
+        _ids, keys, masses = _tokens(row, start, size, largest, scale, BLOCK)
         each = masses if BY_MASS else tl.full((BLOCK,), 1, tl.int64)
         above += tl.where(keys > t, each, 0)
         equal += tl.where(keys == t, each, 0)
@@ -103,16 +103,20 @@ def _kept_masses(row, start, size, largest, scale, t, ties, seen, least, BLOCK: 
 
 
 @triton.jit
-def _sample(
-    logits, temperature, top_k, top_p, min_p, uniform, out, size, stride, GREEDY: tl.constexpr, BLOCK: tl.constexpr
-):
+def _greedy(logits, out, size, stride, BLOCK: tl.constexpr):
+    """One row."""
+    s = tl.program_id(0).to(tl.int64)
+    _largest, best = _best(logits + s * stride, size, BLOCK)
+    tl.store(out + s, best.to(tl.int64))
+
+
+@triton.jit
+def _sample(logits, temperature, top_k, top_p, min_p, uniform, out, size, stride, BLOCK: tl.constexpr):
     """One row."""
     s = tl.program_id(0).to(tl.int64)
     row = logits + s * stride
     largest, best = _best(row, size, BLOCK)
     tl.store(out + s, best.to(tl.int64))
-    if GREEDY:
-        return
     heat = tl.load(temperature + s)
     if (heat <= 0) | (best < 0):
         return
@@ -122,18 +126,18 @@ def _sample(
     k = tl.load(top_k + s)
     if (k > 0) & (k < size):
         t = _threshold(row, size, largest, scale, LOWEST, k, False, BLOCK)
-        above, _ = _above(row, size, largest, scale, t, False, BLOCK)
+        above, _equal = _above(row, size, largest, scale, t, False, BLOCK)
         ties = k - above.to(tl.int32)
     p = tl.load(top_p + s).to(tl.float64)
     if p < 1:
         above, equal = _above(row, size, largest, scale, t, True, BLOCK)
-        _, count = _above(row, size, largest, scale, t, False, BLOCK)
+        _more, count = _above(row, size, largest, scale, t, False, BLOCK)
         each = equal // tl.maximum(count, 1)
         whole = above + tl.minimum(count, ties) * each
         goal = tl.maximum(tl.ceil(p * whole.to(tl.float64)).to(tl.int64), 1)
         edge = _threshold(row, size, largest, scale, t, goal, True, BLOCK)
         above, equal = _above(row, size, largest, scale, edge, True, BLOCK)
-        _, count = _above(row, size, largest, scale, edge, False, BLOCK)
+        _more, count = _above(row, size, largest, scale, edge, False, BLOCK)
         each = tl.maximum(equal // tl.maximum(count, 1), 1)
         reached = ((goal - above + each - 1) // each).to(tl.int32)
         ties = tl.where(edge > t, reached, tl.minimum(reached, ties))
@@ -142,7 +146,7 @@ def _sample(
 
     seen, kept = 0, tl.zeros((), tl.int64)
     for start in range(0, size, BLOCK):
-        _, masses, seen = _kept_masses(row, start, size, largest, scale, t, ties, seen, least, BLOCK)
+        _ids, masses, seen = _kept_masses(row, start, size, largest, scale, t, ties, seen, least, BLOCK)
         kept += tl.sum(masses, 0)
     goal = tl.minimum((tl.load(uniform + s) * kept.to(tl.float64)).to(tl.int64), kept - 1)
     start, seen = 0, 0
@@ -157,18 +161,16 @@ def _sample(
     tl.store(out + s, token.to(tl.int64))
 
 
-def _choose(logits: torch.Tensor, parameters: tuple[torch.Tensor, ...], *, greedy: bool) -> torch.Tensor:
+def _choose(kernel, logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    launch(
-        _sample, (len(logits),), logits, *parameters, out, logits.shape[1], logits.stride(0),
-        GREEDY=greedy, BLOCK=BLOCK, num_warps=16,
-    )  # fmt: skip
+    sizes = (logits.shape[1], logits.stride(0))
+    launch(kernel, (len(logits),), logits, *parameters, out, *sizes, BLOCK=BLOCK, num_warps=16)
     return out
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    return _choose(logits, (logits,) * 5, greedy=True)
+    return _choose(_greedy, logits)
 
 
 def sample(
@@ -179,4 +181,4 @@ def sample(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    return _choose(logits, (temperature, top_k, top_p, min_p, uniform), greedy=False)
+    return _choose(_sample, logits, temperature, top_k, top_p, min_p, uniform)
