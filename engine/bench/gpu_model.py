@@ -125,7 +125,13 @@ def transformers_generate(model: PreTrainedModel, prompts: list[list[int]], new_
     config = GenerationConfig(
         max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False)
+    sizes = {}
+    if model.device.type == "cpu":  # it would take nine tenths of the machine's memory for its pool
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+        pages = sum(1 + (len(prompt) + new_tokens) // 256 for prompt in prompts)
+        sizes["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=pages + 1, max_batch_tokens=512)
+    outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False, **sizes)
     return [output.generated_tokens for output in outputs.values()]
 
 

@@ -38,7 +38,7 @@ def test_a_wrong_kernel_is_found():
     assert worst > 1 and [row[0] for row in table if row[2] > 1] == ["silu_mul"]
 
 
-def test_a_model_in_memory_decodes_as_transformers_generates():
+def test_a_model_in_memory_decodes_as_transformers_generates(monkeypatch):
     shape = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "vocab_size": 90,
@@ -52,9 +52,18 @@ def test_a_model_in_memory_decodes_as_transformers_generates():
     assert made == want[:, 4:].tolist()
     seconds = served.decode_seconds(prompts, 5, gpu_model.wall_seconds)
     assert len(seconds) == 5 and min(seconds) > 0
+
+    def peer(model, prompts, new_tokens):  # transformers' continuous batching would take most of this machine's memory
+        return served.generate(prompts, new_tokens)
+
+    monkeypatch.setattr(gpu, "transformers_generate", peer)
     table = gpu.model_rows("tiny", source, kernels, 1e9, (1, 2), 4, 3)
     assert [row[0] for row in table] == ["decode step, tiny"] * 2 + ["kvscope, tiny", "transformers, tiny"]
-    assert table[2][-1].endswith("tok/s")
+    assert table[2][-1].endswith("tok/s") and table[3][-1].endswith("tok/s")
+    monkeypatch.setattr(gpu, "transformers_generate", lambda model, prompts, new_tokens: [[1]])
+    assert (
+        gpu.model_rows("tiny", source, kernels, 1e9, (1, 2), 4, 3)[3][-1] == "stopped early: the ratio would be false"
+    )
 
 
 def test_without_a_gpu_the_table_says_so(tmp_path, capsys, monkeypatch):
