@@ -190,7 +190,8 @@ def _prefill(k, dtype, device, s):
 def _linears(name, pack, k, dtype, device, s, bytes_of_weight):
     weight = torch.randn(2 * s.hidden, s.hidden, device=device, dtype=dtype)
     packed = pack(weight, None, dtype)
-    exact = packed.rows(torch.arange(len(weight), device=device)).double()
+    scale = getattr(packed, "scale", torch.ones(len(weight), device=device))
+    exact = packed.weight.double() * scale.double()[:, None]
     for tokens in sorted({1, min(32, s.tokens), min(4096, s.tokens)}):
         x = torch.randn(tokens, s.hidden, device=device, dtype=dtype)
 

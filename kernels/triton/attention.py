@@ -285,7 +285,7 @@ class Tile:
 def decode_tile(dtype: torch.dtype, group: int, block_d: int) -> Tile:
     rows = max(16, power_of_2(group))
     if dtype == torch.float32:
-        return Tile(rows, 32 if block_d <= 128 else 16, 4, 2)
+        return Tile(rows, 32 if block_d <= 64 else 16, 4, 2)
     return Tile(rows, 64 if block_d <= 128 else 32, 4, 3)
 
 

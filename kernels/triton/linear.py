@@ -111,7 +111,10 @@ def linear(
 
 def _dense(x: torch.Tensor, packed: reference.PackedLinear, out_dtype: torch.dtype) -> torch.Tensor:
     """cuBLAS. Where 16-bit inputs give float32 (the head's logits), the sums are stored as they are, not rounded first."""
-    if out_dtype == x.dtype or x.dtype == torch.float32 or not x.is_cuda:
+    if out_dtype == x.dtype or x.dtype == torch.float32:
         return reference.linear(x, packed, out_dtype=out_dtype)
-    out = torch.mm(x, packed.weight.t(), out_dtype=torch.float32)
+    if x.is_cuda:
+        out = torch.mm(x, packed.weight.t(), out_dtype=torch.float32)
+    else:
+        out = x.float() @ packed.weight.float().t()
     return (out if packed.bias is None else out + packed.bias).to(out_dtype)

@@ -308,6 +308,10 @@ def test_dense_linear_is_torchs():
     packed = kernels.pack_linear(random(30, 20), random(30, seed=1), torch.float32)
     x = random(4, 20, seed=2)
     assert torch.equal(kernels.linear(x, packed), reference.linear(x, packed))
+    packed, x = kernels.pack_linear(random(30, 20), random(30, seed=1), torch.bfloat16), x.bfloat16()
+    assert kernels.linear(x, packed).dtype == torch.bfloat16
+    want = x.double() @ packed.weight.double().T + packed.bias.double()
+    near(kernels.linear(x, packed, out_dtype=torch.float32), want)  # sums are not rounded on their way
 
 
 # ------------------------------------------------------------------------------------------------------- sampling
