@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .launch import launch, power_of_2
 
-LARGEST_ROW = 32_768  # elements that one program holds in registers
+LARGEST_ROW = 16_384  # elements that one program holds in registers
 TILE = 1024  # elements of a program that takes several short rows
 
 

@@ -247,6 +247,11 @@ def test_norms(shape, out_dtype):
     assert torch.equal(residual, total)
 
 
+def test_rows_that_would_not_fit_in_registers_are_refused():
+    with pytest.raises(ValueError, match="rows of 16385 elements; kernels='triton' norms at most 16384"):
+        kernels.rms_norm(torch.zeros(1, 16_385), torch.ones(16_385), 1e-5, out_dtype=torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "dim", "turned"), [((9, 3), 64, 64), ((2, 1), 80, 32), ((1, 1), 6, 6)])
 def test_rotary(heads, dim, turned, dtype):
