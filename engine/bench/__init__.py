@@ -24,6 +24,16 @@ def add_parser(commands) -> None:
     throughput.add_argument("--max-num-seqs", type=int, default=32, help="sequences in one step (default 32)")
     throughput.add_argument("--seed", type=int, default=0, help="of the requests' lengths and tokens")
 
+    gpu = benchmarks.add_parser("gpu", help="every Triton kernel against float64 and the ceilings, and decode steps")
+    add_gpu_options(gpu)
+    gpu.set_defaults(run=lambda options: importlib.import_module(".gpu", __name__).run(options))
+
+
+def add_gpu_options(parser) -> None:
+    """Of `bench gpu`, which can also be run as a module by itself."""
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--json", help="also write the figures to this file")
+
 
 def _benchmark(benchmarks, name: str, help: str):
     parser = benchmarks.add_parser(name, help=help)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 
+from . import add_gpu_options
 from .gpu_kernels import Case, Sizes, cases
 from .gpu_model import SHAPES, Served, random_llama, transformers_generate, wall_seconds
 from .report import print_table
@@ -26,20 +27,6 @@ from .report import print_table
 HEADERS = ["what", "shape", "error / allowed", "µs", "GB/s", "TFLOP/s", "share of ceiling"]
 BATCHES = (1, 32, 256)
 PROMPT, NEW = 128, 64
-
-
-def add_parser(benchmarks):
-    parser = benchmarks.add_parser(
-        "gpu", help="every Triton kernel against float64 and the ceilings, and a decode step"
-    )
-    _add_options(parser)
-    return parser
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--json", help="also write the figures to this file")
-    parser.set_defaults(run=run)
 
 
 def run(options) -> int:
@@ -161,5 +148,5 @@ def _beside_transformers(name, source, served, prompts, new) -> list[list]:
 
 if __name__ == "__main__":
     alone = argparse.ArgumentParser(prog="python -m kvscope.engine.bench.gpu", description=__doc__)
-    _add_options(alone)
+    add_gpu_options(alone)
     sys.exit(run(alone.parse_args()))

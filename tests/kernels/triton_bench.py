@@ -1,10 +1,11 @@
 """`kvscope bench gpu` on tiny sizes in Triton's interpreter: its checks and its models, without its clock. See test_triton."""
 
+import argparse
 import json
-import types
 
+import pytest
 import torch
-from kvscope.engine.bench import gpu, gpu_kernels, gpu_model
+from kvscope.engine.bench import add_parser, gpu, gpu_kernels, gpu_model
 from kvscope.kernels import ops
 from kvscope.kernels.triton import launch
 
@@ -22,9 +23,9 @@ def rows(dtype, kernels):
     return gpu.kernel_rows(cases, seconds, 1e9, 1e12)
 
 
-def test_every_kernel_passes_its_check():
-    """In float32 only: a half-precision product sums in half precision on some CPUs, in float32 on every GPU."""
-    table, worst = rows(torch.float32, ops.resolve("triton", CPU, torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_every_kernel_passes_its_check(dtype):
+    table, worst = rows(dtype, ops.resolve("triton", CPU, dtype))
     assert worst <= 1, table
     assert {len(row) for row in table} == {len(gpu.HEADERS)} and len(table) == 16
 
@@ -68,7 +69,9 @@ def test_a_model_in_memory_decodes_as_transformers_generates(monkeypatch):
 
 def test_without_a_gpu_the_table_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options = types.SimpleNamespace(dtype="bfloat16", json=str(tmp_path / "gpu.json"))
-    assert gpu.run(options) == 0
+    commands = argparse.ArgumentParser()
+    add_parser(commands.add_subparsers())
+    options = commands.parse_args(["bench", "gpu", "--json", str(tmp_path / "gpu.json")])
+    assert options.dtype == "bfloat16" and options.run(options) == 0
     assert "no GPU here: nothing was measured" in capsys.readouterr().out
     assert json.loads((tmp_path / "gpu.json").read_text())["rows"][0]["what"] == "no GPU"
