@@ -52,7 +52,9 @@ def main() -> None:
         lab.run_cell(watched, 1)
         page.wait_for_selector(".jp-InputPrompt >> text=[2]:", timeout=120_000)
         page.locator(".jp-WindowedPanel-outer").first.evaluate("(panel) => panel.scrollTo(0, 0)")
-        page.get_by_role("button", name="No", exact=True).click(timeout=20_000)  # JupyterLab asks whether it may fetch its news
+        page.get_by_role("button", name="No", exact=True).click(
+            timeout=20_000
+        )  # JupyterLab asks whether it may fetch its news
         time.sleep(3)
         page.screenshot(path=HERE / "workbench.png")
         browser.close()

@@ -22,7 +22,9 @@ def run(name: str, folder: Path):
 
 
 def printed(cell) -> str:
-    return "".join(output["text"] for output in cell.outputs if output.output_type == "stream" and output.name == "stdout")
+    return "".join(
+        output["text"] for output in cell.outputs if output.output_type == "stream" and output.name == "stdout"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.ipynb")))
