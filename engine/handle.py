@@ -151,45 +151,38 @@ class SampleStream:
         self._index = index
 
     def __iter__(self) -> Iterator[str]:
-        record, seen = self._handle._record, 0
-        sample = record.samples[self._index]
-        while True:
-            pieces, over = record.pieces_from(self._index, seen)
-            if pieces:
-                seen += len(pieces)
-                yield "".join(pieces)
-            elif over:
-                self._handle._raise_if_failed()
-                return
+        record = self._handle._record
+        for step in self._walk():
+            if isinstance(step, str):
+                yield step
             else:
-                self._handle._driver.require_running("iterating", begun=seen > 0)
-                known = seen
-                wait(
-                    record.lock,
-                    record.text_came,
-                    lambda: len(sample.pieces) > known or sample.finish_reason is not None,  # noqa: B023
-                    None,
-                    self._handle._hooks(),
-                )
+                wait(record.lock, record.text_came, step, None, self._handle._hooks())
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        record, seen = self._handle._record, 0
-        sample = record.samples[self._index]
+        for step in self._walk():
+            if isinstance(step, str):
+                yield step
+            else:
+                await self._handle._record.wait_async(step, for_end=False)
+
+    def _walk(self) -> Iterator[str | Callable[[], bool]]:
+        """Text that has come and, where there is none, what to wait for (a condition to call under the record's lock)."""
+        handle, seen = self._handle, 0
+        sample = handle._record.samples[self._index]
+
+        def more() -> bool:
+            return len(sample.pieces) > seen or sample.finish_reason is not None
+
         while True:
-            pieces, over = record.pieces_from(self._index, seen)
+            pieces, over = handle._record.pieces_from(self._index, seen)
             if pieces:
                 seen += len(pieces)
                 yield "".join(pieces)
             elif over:
-                self._handle._raise_if_failed()
-                return
+                return handle._raise_if_failed()
             else:
-                self._handle._driver.require_running("iterating", begun=seen > 0)
-                known = seen
-                await record.wait_async(
-                    lambda: len(sample.pieces) > known or sample.finish_reason is not None,  # noqa: B023
-                    for_end=False,
-                )
+                handle._driver.require_running("iterating", begun=seen > 0)
+                yield more
 
 
 def wait(
