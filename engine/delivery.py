@@ -6,6 +6,8 @@ at which token the sample ended. Text, token ids, log-probabilities and usage ar
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .events import Cause
@@ -32,15 +34,19 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
             try:
                 if tokens:
                     _publish(core, request, record, tokens)
-                if request.finished:
-                    registry.end(record, request.status.value, request.error)
             except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
                 core.cancel(request_id)
                 registry.end(record, "failed", fault)
-    for request_id in output.finished:
-        if record := registry.live.get(request_id):
-            request = core.get(request_id)
-            registry.end(record, request.status.value, request.error)
+    deliver_ends(core, registry, [*output.scheduled, *output.finished])
+
+
+def deliver_ends(core: EngineCore, registry: RequestRegistry, request_ids: Iterable[int]) -> None:
+    """Tell the end of these requests, as far as they are over in the core and their handles do not know it yet."""
+    for request_id in request_ids:
+        with contextlib.suppress(KeyError):  # told already, or submitted a moment ago and not yet in the core
+            record, request = registry.live[request_id], core.get(request_id)
+            if request.finished:
+                registry.end(record, request.status.value, request.error)
 
 
 def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]) -> None:

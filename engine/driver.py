@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from kvscope.kernels.cpu import compiler
 
-from .delivery import deliver
+from .delivery import deliver, deliver_ends
 from .events import Cause, EventKind
 from .gil import prompt_switching
 from .handle import EngineClosed, describe, wait
@@ -239,7 +239,11 @@ class Driver:
             self.registry.end(record, "cancelled")
 
     def _step(self, core: EngineCore) -> StepOutput:
-        output = core.step()
+        try:
+            output = core.step()
+        except BaseException:  # Ctrl-C in a step: the core has ended its requests and goes on
+            deliver_ends(core, self.registry, list(self.registry.live))
+            raise
         deliver(core, self.registry, output)
         return output
 

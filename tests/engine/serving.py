@@ -27,7 +27,7 @@ class ScriptedModel:
     def __init__(self, script, seconds=0.0, eos_token_ids=()):
         self.script = list(script)
         self.seconds = seconds
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
         self.spoil: float | None = None
         self.steps = 0
         self.spec = ModelSpec(

@@ -362,6 +362,20 @@ def test_a_fault_before_anyone_is_scheduled_is_told_to_those_who_wait(make_scrip
     assert engine.wait_idle(30) and engine.generate([1], SHORT)[0].outputs[0].text == "AAA"
 
 
+def test_an_interrupt_in_a_step_reaches_the_caller_and_ends_the_requests_of_the_step(make_scripted):
+    engine, model = make_scripted([65])
+    engine.pause()
+    handle = engine.submit([1], SHORT)
+    model.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert handle.status == "failed"
+    with pytest.raises(RequestFailed, match="KeyboardInterrupt"):
+        handle.result(30)
+    engine.resume()
+    assert engine.wait_idle(30) and engine.generate([1], SHORT)[0].outputs[0].text == "AAA"
+
+
 class Panic(BaseException):
     """What pyo3 makes of a panic in Rust: no Exception."""
 
