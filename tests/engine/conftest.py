@@ -2,18 +2,13 @@
 
 import families
 import pytest
-import torch
 from kvscope.engine import Engine
 from serving import OPTIONS, engine_threads, scripted_engine
 
 
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    """Tiny maths gains nothing from a second thread, and on a busy machine every step would wait for it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(autouse=True, scope="module")
+def tiny_maths(one_thread):
+    """All of this folder's."""
 
 
 @pytest.fixture

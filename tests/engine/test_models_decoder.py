@@ -12,8 +12,6 @@ from kvscope.kernels import ops
 from steps import HandDealt
 from transformers import AutoConfig
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 NEW_TOKENS = 48
 GEMMA = {"head_dim": 20, "query_pre_attn_scalar": 9, "final_logit_softcapping": 8.0}
