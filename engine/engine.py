@@ -22,7 +22,7 @@ from .outputs import RequestOutput, StepOutput
 from .record import RequestRecord
 from .sampling.params import SamplingParams
 from .snapshot import EngineSnapshot
-from .text.chat import Messages
+from .text.chat import ChatOptions, Messages
 from .text.detokenizer import Decoder
 from .text.prompts import EncodedPrompt, Prompt, PromptEncoder, as_list, is_conversation
 
@@ -64,25 +64,26 @@ class Engine:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, template: str | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, **chat: Unpack[ChatOptions]
     ) -> RequestHandle:
         """Queue a request and return its handle at once, whatever the engine is doing.
 
-        `prompt`: a string, a list of token ids, or a list of chat messages {"role": …, "content": …} (rendered with
-        the tokenizer's chat template, or with `template`). `params` default to `SamplingParams()`.
+        `prompt`: a string, a list of token ids, or a list of chat messages {"role": …, "content": …}, rendered with the
+        tokenizer's chat template. `params` default to `SamplingParams()`. For messages `chat` may say more (see
+        `ChatOptions`): template=, tools=, documents=, add_generation_prompt=, continue_final_message=,
+        chat_template_kwargs=.
         Raises TypeError or ValueError with a sentence when the request is bad or can never be served, and
         RequestRefused (a ValueError) when the queue is full.
         """
         self._driver.require_open()
         params = self._with_word_ids(_params(params))
-        return self._submit(self._encoder.encode(prompt, template=template), params)
+        return self._submit(self._encoder.encode(prompt, **chat), params)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        template: str | None = None,
+        **chat: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Submit all prompts, wait for all, return their outputs in the same order.
 
@@ -94,7 +95,7 @@ class Engine:
         self._driver.require_running("generate()")
         batch = as_list(prompts)
         each = [self._with_word_ids(one) for one in _params_of_each(params, len(batch))]
-        encoded = [self._encoder.encode(prompt, template=template) for prompt in batch]
+        encoded = [self._encoder.encode(prompt, **chat) for prompt in batch]
         handles: list[RequestHandle] = []
         try:
             for prompt, one in zip(encoded, each, strict=True):
@@ -109,12 +110,11 @@ class Engine:
         self,
         conversations: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        template: str | None = None,
+        **chat: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """`generate` for one conversation (a list of messages) or several, through the chat template.
 
-        Raises ValueError where the tokenizer has no chat template and `template` gives none.
+        `chat` as in `submit`, for all of them. Raises ValueError where there is no chat template.
         """
         alone = is_conversation(conversations) or not isinstance(conversations, list | tuple)
         batch = [conversations] if alone else list(conversations)
@@ -124,7 +124,7 @@ class Engine:
                     f"chat() got {conversation!r}: a conversation is a list of messages {{'role': …, 'content': …}}; "
                     f"generate() takes text and token ids"
                 )
-        return self.generate(batch, params, template=template)  # type: ignore[arg-type]
+        return self.generate(batch, params, **chat)  # type: ignore[arg-type]
 
     def handles(self) -> dict[int, RequestHandle]:
         """Handles of live requests and of the last 256 that ended, by request id."""

@@ -16,10 +16,10 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from ..sampling.params import SamplingParams
-from .chat import Messages, render_chat
+from .chat import ChatOptions, Messages, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,12 +43,23 @@ class PromptEncoder:
         self.vocab_size = vocab_size
         self._lock = threading.Lock()  # a tokenizer may set its truncation while it encodes
 
-    def encode(self, prompt: Prompt, *, template: str | None = None) -> EncodedPrompt:
-        """Raises TypeError for another kind of prompt, ValueError for one that is empty or out of vocabulary."""
+    def encode(self, prompt: Prompt, **chat: Unpack[ChatOptions]) -> EncodedPrompt:
+        """Raises TypeError for another kind of prompt or option, ValueError for one that is empty or out of vocabulary,
+        and for an option of a chat beside a prompt that is none."""
+        if unknown := sorted(chat.keys() - ChatOptions.__annotations__.keys()):
+            raise TypeError(
+                f"{unknown[0]}= is not known here: beside chat messages may stand {', '.join(ChatOptions.__annotations__)}; "
+                f"how to sample is said by SamplingParams"
+            )
+        if is_conversation(prompt):
+            return self._chat(prompt, chat)  # type: ignore[arg-type]
+        if given := [name for name, value in chat.items() if value is not None]:
+            raise ValueError(
+                f"{given[0]}= is for chat messages, and this prompt is {'text' if isinstance(prompt, str) else 'token ids'}: "
+                f"leave it out, or submit [{{'role': …, 'content': …}}]"
+            )
         if isinstance(prompt, str):
             return self._text(prompt)
-        if is_conversation(prompt):
-            return self._chat(prompt, template)  # type: ignore[arg-type]
         return EncodedPrompt(None, self._ids(prompt))  # type: ignore[arg-type]
 
     def with_word_ids(self, params: SamplingParams) -> SamplingParams:
@@ -84,9 +95,9 @@ class PromptEncoder:
             )
         return EncodedPrompt(prompt, ids, _first_words(prompt))
 
-    def _chat(self, messages: Messages, template: str | None) -> EncodedPrompt:
-        text = render_chat(self._require("chat messages"), messages, template)
-        last = messages[-1]["content"]
+    def _chat(self, messages: Messages, options: ChatOptions) -> EncodedPrompt:
+        text = render_chat(self._require("chat messages"), messages, **options)
+        last = messages[-1].get("content")
         label = _first_words(last if isinstance(last, str) else text)
         return EncodedPrompt(text, self._tokenize(text, add_special_tokens=False), label)
 

@@ -54,6 +54,71 @@ def test_a_model_without_template_says_what_to_do():
     assert encoder.encode(CHAT, template="{{ messages[0]['content'] }}").token_ids == list(b"ok")
 
 
+TALK = [*CHAT, {"role": "assistant", "content": "so I"}]
+RICH = (  # shows everything that a template can be given, and begins with the BOS, as Llama 3's does
+    "<|bos|>{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
+    "{% for document in documents or [] %}({{ document.title }}){% endfor %}{{ mood }}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def look_up(city: str) -> str:
+    """The weather of a city.
+
+    Args:
+        city: its name
+    """
+    return city
+
+
+@pytest.mark.parametrize(
+    ("options", "theirs"),
+    [
+        ({}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": True}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {}),
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+        ({"continue_final_message": True, "add_generation_prompt": False}, {"continue_final_message": True}),
+        ({"tools": (look_up,)}, {"tools": [look_up], "add_generation_prompt": True}),
+        ({"tools": [{"name": "f"}]}, {"tools": [{"name": "f"}], "add_generation_prompt": True}),
+        ({"documents": [{"title": "d"}]}, {"documents": [{"title": "d"}], "add_generation_prompt": True}),
+        ({"chat_template_kwargs": {"mood": "glad"}}, {"mood": "glad", "add_generation_prompt": True}),
+        ({"template": "{{ messages[0].content }}"}, {"chat_template": "{{ messages[0].content }}"}),
+    ],
+)
+def test_a_chat_is_what_transformers_makes_of_it_with_one_bos(encoder_with_bos, options, theirs):
+    tokenizer = encoder_with_bos._tokenizer
+    tokenizer.chat_template = RICH
+    expected = tokenizer.apply_chat_template(TALK, return_dict=False, **theirs)
+    encoded = encoder_with_bos.encode(TALK, **options)
+    assert encoded.token_ids == expected
+    assert encoded.token_ids.count(BOS) == (0 if "template" in options else 1)
+    if options.get("continue_final_message"):
+        assert encoded.text.endswith("<|im_start|>assistant\nso I")
+
+
+def test_a_call_of_a_tool_needs_no_content(encoder):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"city": "Ulm"}}}]}
+    template = "{{ messages[1].tool_calls[0].function.arguments.city }}"
+    assert encoder.encode([*CHAT, call], template=template).text == "Ulm"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ("ok", {"template": "x"}, ValueError, r"template= is for chat messages, and this prompt is text: leave it out"),
+        ([1], {"tools": []}, ValueError, r"tools= is for chat messages, and this prompt is token ids"),
+        (CHAT, {"max_tokens": 5}, TypeError, r"max_tokens= is not known here: .*template, tools.*SamplingParams"),
+        ("ok", {"temprature": 5}, TypeError, r"temprature= is not known here"),
+        (TALK, {"add_generation_prompt": True, "continue_final_message": True}, ValueError, "either begins a message"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(encoder, prompt, options, error, words):
+    with pytest.raises(error, match=words):
+        encoder.encode(prompt, **options)
+
+
 @pytest.mark.parametrize("ids", [[1, 2], (1, 2), np.array([1, 2]), torch.tensor([1, 2]), [np.int64(1), 2]])
 def test_token_ids_may_come_in_any_sequence(encoder, ids):
     encoded = encoder.encode(ids)

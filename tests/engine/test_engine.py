@@ -57,6 +57,11 @@ def test_chat_renders_the_template_and_adds_no_second_bos(engine):
     assert output.prompt_token_ids == engine.tokenizer(output.prompt, add_special_tokens=False)["input_ids"]
     assert [o.prompt for o in engine.chat([conversation, conversation], SHORT)] == [output.prompt] * 2
     assert engine.submit(conversation, SHORT).result().outputs == output.outputs
+    (bare,) = engine.chat(conversation, SHORT, add_generation_prompt=False)
+    assert bare.prompt == engine.submit(conversation, SHORT, add_generation_prompt=False).prompt_text
+    assert bare.prompt == "<|im_start|>user\nhello<|im_end|>\n"
+    with pytest.raises(ValueError, match="template= is for chat messages"):
+        engine.generate(["hello"], SHORT, template="x")
     for wrong in ("hello", None, ["hello"]):
         with pytest.raises(TypeError, match=r"chat\(\) got ('hello'|None): a conversation is a list of messages"):
             engine.chat(wrong, SHORT)
