@@ -22,6 +22,7 @@ from .core import EngineCore
 from .info import EngineInfo
 from .kvcache.storage import KVStorage
 from .models import hub
+from .models.hub_client import first_line, is_hub_name, shortened
 from .models.loader import load_model
 
 if TYPE_CHECKING:
@@ -55,20 +56,22 @@ def assemble(config: EngineConfig) -> Assembly:
     files = hub.resolve(config.model)
     tokenizer = _load_tokenizer(config, files)
     model = load_model(files, dtype=dtype, device=device, kernels=kernels)
+    num_blocks = _num_blocks(config, model, kernels)
+    max_model_len = _max_model_len(config.max_model_len, model)
     config = replace(
         config,
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
         kernels=kernels.name,
-        max_model_len=_max_model_len(config.max_model_len, model),
-        num_blocks=_num_blocks(config, model, kernels),
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
         num_threads=num_threads,
         weights_source=files.source,
     )
-    storage = _storage(config.num_blocks, config.block_size, model, kernels)  # type: ignore[arg-type]
+    storage = _storage(num_blocks, config.block_size, model, kernels)
     core = EngineCore(model, storage, config, eos_token_ids=_eos_token_ids(model, tokenizer))
     compiler.release_threads()  # this thread has packed the weights; the engine's own thread takes over
-    return Assembly(config, core, tokenizer, _info(config, model, storage))
+    return Assembly(config, core, tokenizer, _info(config, model, storage, num_threads, max_model_len))
 
 
 def _device(name: str) -> torch.device:
@@ -109,12 +112,15 @@ def _load_tokenizer(config: EngineConfig, files: hub.ModelFiles) -> PreTrainedTo
     if config.tokenizer is None and not files.has_tokenizer:
         return None
     source = str(files.folder) if config.tokenizer is None else config.tokenizer
-    try:
-        return AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, local_files_only=config.tokenizer is None or os.path.isdir(source)
+    is_local = os.path.isdir(source)
+    if not is_local and not is_hub_name(source):
+        raise ValueError(
+            f"tokenizer={shortened(source)}: is no folder here, and not the name of a hub model (org/name)"
         )
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # transformers raises many kinds; all of them mean the same here
-        raise ValueError(f"tokenizer={source!r} cannot be loaded: {error}") from error
+        raise ValueError(f"tokenizer={source!r} cannot be loaded: {first_line(error)}") from error
 
 
 def _eos_token_ids(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
@@ -175,13 +181,13 @@ def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> 
     return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
 
 
-def _info(config: EngineConfig, model: Model, storage: KVStorage) -> EngineInfo:
+def _info(config: EngineConfig, model: Model, storage: KVStorage, num_threads: int, max_model_len: int) -> EngineInfo:
     spec = model.spec
     return EngineInfo(
         model_name=spec.name,
         architecture=spec.architecture,
         device=config.device,
-        num_threads=config.num_threads or 1,
+        num_threads=num_threads,
         dtype=config.dtype,
         kernels=config.kernels,
         num_blocks=storage.num_blocks,
@@ -189,7 +195,7 @@ def _info(config: EngineConfig, model: Model, storage: KVStorage) -> EngineInfo:
         block_bytes=storage.block_bytes,
         pool_bytes=storage.num_bytes,
         weights_source=config.weights_source,
-        max_model_len=config.max_model_len or spec.max_model_len,
+        max_model_len=max_model_len,
         num_parameters=spec.num_parameters,
         weight_bytes=spec.weight_bytes,
         spec=spec,

@@ -102,6 +102,8 @@ class _Builder:
 
     def _linear(self, parts: dict[str, int], in_features: int, *, bias: bool) -> Any:
         """Read projections {name: rows} that share an input into one matrix [sum of rows, in_features], and pack it."""
+        for name, rows in parts.items():
+            self.checkpoint.require(f"{name}.weight", (rows, in_features))
         weight = torch.empty(sum(parts.values()), in_features, dtype=self.dtype)
         offsets = torch.empty(len(weight), dtype=self.dtype) if bias else None
         start = 0

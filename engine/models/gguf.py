@@ -24,6 +24,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,9 @@ from gguf.tensor_mapping import get_tensor_name_map
 from tqdm.auto import tqdm
 
 from .gguf_config import ARCHITECTURES, Architecture, Metadata, build_config, eos_token_ids
+from .gguf_header import GGUFError, check_header
 from .gguf_tokenizer import write_tokenizer
+from .hub_client import first_line
 
 SLICE_BYTES = 16 << 20  # of float32 output held at a time
 _KEPT = {
@@ -44,10 +47,6 @@ _KEPT = {
     GGMLQuantizationType.BF16: ("BF16", np.dtype("<u2")),  # moved as bits: numpy has no bfloat16
 }
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read by gguf_config
-
-
-class GGUFError(ValueError):
-    """A .gguf file that cannot be used; the message is a sentence that names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +81,39 @@ def convert(path: Path, folder: Path, *, progress: bool = True) -> Converted:
             f"{path.name} holds a model of architecture {metadata.architecture!r}; "
             f"GGUF files can be read for {', '.join(sorted(ARCHITECTURES))}."
         )
-    config = build_config(architecture, metadata)
-    _write_safetensors(folder / "model.safetensors", _targets(path, reader, architecture, config), progress)
+    with _libraries_may_refuse(path, "model"):
+        config = build_config(architecture, metadata)
+        targets = _targets(path, reader, architecture, config)
+    _write_safetensors(folder / "model.safetensors", targets, progress)
     config.save_pretrained(folder)
     generation = {"bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": eos_token_ids(metadata)}
     kept = {name: value for name, value in generation.items() if value is not None and value != []}
     (folder / "generation_config.json").write_text(json.dumps(kept, indent=2) + "\n")
-    problem = write_tokenizer(path, metadata, folder)
+    with _libraries_may_refuse(path, "tokenizer"):
+        problem = write_tokenizer(path, metadata, folder)
     return Converted(_quantization(metadata, reader), problem)
+
+
+@contextmanager
+def _libraries_may_refuse(path: Path, what: str) -> Iterator[None]:
+    """transformers and tokenizers meet damaged values with exceptions of every kind, bare ones too."""
+    try:
+        yield
+    except GGUFError:
+        raise
+    except Exception as error:
+        raise GGUFError(f"{path.name} describes no {what} that can be built: {first_line(error)}.") from error
 
 
 def open_gguf(path: Path) -> GGUFReader:
     """Open a .gguf file and check that every tensor lies inside it."""
-    with open(path, "rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise GGUFError(f"{path.name} is not a GGUF file: it begins with {magic!r}, not b'GGUF'.")
+    check_header(path)
     try:
-        return GGUFReader(path)
+        with np.errstate(over="raise"):  # a product of dimensions must not wrap around to a small one
+            return GGUFReader(path)
     except KeyError as error:
         raise GGUFError(f"{path.name} is damaged: {error.args[0]}.") from error
-    except (ValueError, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+    except (ValueError, IndexError, ArithmeticError, TypeError) as error:
         raise GGUFError(
             f"{path.name} is cut short or damaged: its {path.stat().st_size:,} bytes do not hold what its header "
             f"promises ({error})."

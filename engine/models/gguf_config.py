@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
+from .gguf_header import GGUFError
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -77,6 +79,7 @@ ARCHITECTURES = {
     )
 }
 
+MOST = 2**31  # of anything that a model has
 _SHARED = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -119,6 +122,10 @@ class Metadata:
         """The value of `<architecture>.<key>`."""
         return self.get(f"{self.architecture}.{key}", default)
 
+    @property
+    def num_tensors(self) -> int:
+        return len(self._tensors)
+
     def has_tensor(self, name: str) -> bool:
         return name in self._tensors
 
@@ -129,28 +136,33 @@ class Metadata:
 
 
 def build_config(architecture: Architecture, metadata: Metadata):
-    """The transformers config of the file. Raises ValueError with a sentence where something cannot be carried over."""
+    """The transformers config of the file. Raises GGUFError with a sentence where something cannot be carried over."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     name = metadata.path.name
     if metadata.own("expert_count", 0):
-        raise ValueError(
-            f"{name} is a mixture of {metadata.own('expert_count')} experts, which kvscope does not serve."
-        )
+        raise GGUFError(f"{name} is a mixture of {metadata.own('expert_count')} experts, which kvscope does not serve.")
     values: dict[str, Any] = {}
     for key, target in {**_SHARED, **architecture.keys}.items():
         value = metadata.own(key)
         if isinstance(value, list):
             if len(set(value)) > 1:
-                raise ValueError(f"{name}: {key} differs from layer to layer, which kvscope does not serve.")
+                raise GGUFError(f"{name}: {key} differs from layer to layer, which kvscope does not serve.")
             value = value[0]
         if value is not None:
             values[target] = value
     for required in ("num_hidden_layers", "hidden_size", "num_attention_heads"):
         if required not in values:
             key = next(key for key, target in _SHARED.items() if target == required)
-            raise ValueError(f"{name} does not state {metadata.architecture}.{key}.")
+            raise GGUFError(f"{name} does not state {metadata.architecture}.{key}.")
+    for key, target in _SHARED.items():
+        if target in values and not (type(values[target]) is int and 1 <= values[target] <= MOST):
+            raise GGUFError(f"{name} states {key}={values[target]!r}: must be a number from 1 to {MOST:,}.")
+    if values["num_hidden_layers"] > metadata.num_tensors:
+        raise GGUFError(
+            f"{name} states {values['num_hidden_layers']} blocks and holds {metadata.num_tensors} tensors: it is damaged."
+        )
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     values["vocab_size"] = metadata.own("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", []))
     values["tie_word_embeddings"] = not metadata.has_tensor("output.weight")
@@ -207,9 +219,7 @@ def _rotary(values: dict[str, Any], metadata: Metadata) -> None:
         if kind == "linear" or factor != 1.0:
             rope |= {"rope_type": "linear", "factor": factor}
     else:
-        raise ValueError(
-            f"{metadata.path.name}: rope.scaling.type={kind!r} is not a rotary scaling that kvscope knows."
-        )
+        raise GGUFError(f"{metadata.path.name}: rope.scaling.type={kind!r} is not a rotary scaling that kvscope knows.")
     values["rope_parameters"] = rope
 
 
@@ -228,7 +238,7 @@ def _llama3(metadata: Metadata, factors: np.ndarray, theta: float, rotated: int)
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": original,
             }
-    raise ValueError(
+    raise GGUFError(
         f"{metadata.path.name}: rope_freqs.weight holds rotary factors that are not Llama 3's scaling; "
         "without them the model would be wrong at long context."
     )

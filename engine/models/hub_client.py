@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import logging
 import os
 import re
@@ -17,13 +16,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from .weight_files import weight_files
+
 ANSWER_SECONDS = 3.0
 _PLAIN_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
     "chat_template.json", "model.safetensors.index.json",
 )  # fmt: skip
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
+_LONGEST_NAME = 96  # the hub's own limit
 
 
 class HubUnavailable(RuntimeError):
@@ -32,8 +34,8 @@ class HubUnavailable(RuntimeError):
 
 def download_snapshot(repo: str, *, endpoint: str, progress: bool, only: str | None = None) -> tuple[Path, str]:
     """(folder, commit) of `repo` in the hub's local cache, fetched if need be; of one file, if `only` names it."""
-    if not _ID.fullmatch(repo):
-        raise HubUnavailable(f"{repo!r} is not a Hugging Face id (org/name).")
+    if "/" not in repo or not is_hub_name(repo):
+        raise HubUnavailable(f"{shortened(repo)} is not a Hugging Face id (org/name).")
     if is_offline():
         return _local(repo, only, "HF_HUB_OFFLINE is set")
     try:
@@ -49,11 +51,21 @@ def download_snapshot(repo: str, *, endpoint: str, progress: bool, only: str | N
         try:
             folder = snapshot_download(repo, allow_patterns=wanted, endpoint=endpoint)  # by branch: offline finds it so
         except Exception as error:
-            raise HubUnavailable(f"{repo} could not be downloaded from {endpoint}: {_first_line(error)}") from error
+            raise HubUnavailable(f"{repo} could not be downloaded from {endpoint}: {first_line(error)}") from error
     missing = [name for name in wanted if not (Path(folder) / name).exists()]
     if missing:
         raise HubUnavailable(f"{repo} from {endpoint} lacks {missing[0]} after its download.")
     return Path(folder), Path(folder).name
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a repository of the hub can be called so: org/name, or a bare name as its oldest ones have."""
+    return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
+
+
+def shortened(text: str) -> str:
+    """What a user wrote, quoted, no longer than a message can bear."""
+    return repr(text if len(text) <= 120 else text[:117] + "…")
 
 
 def is_offline() -> bool:
@@ -85,7 +97,7 @@ def _describe(repo: str, endpoint: str) -> list[str]:
     if not answer:
         raise HubUnavailable(f"{endpoint} did not answer within {ANSWER_SECONDS:g} s.")
     if isinstance(answer[0], Exception):
-        raise HubUnavailable(f"{endpoint} gave no answer about {repo}: {_first_line(answer[0])}")
+        raise HubUnavailable(f"{endpoint} gave no answer about {repo}: {first_line(answer[0])}")
     commit, files = answer[0]
     if not commit or not files:
         raise HubUnavailable(f"{endpoint} answered, but not with a description of {repo}.")
@@ -121,17 +133,16 @@ def _local(repo: str, only: str | None, why: str) -> tuple[Path, str]:
     if not isinstance(found, str):
         raise HubUnavailable(f"{why.rstrip('.')}, and the hub's local cache does not hold {repo}.")
     folder = Path(found).parent
-    names = [path.name for path in folder.iterdir()]
-    if only is None and not _weights_complete(folder, names):
+    if only is None and not _weights_complete(folder):
         raise HubUnavailable(f"{why.rstrip('.')}, and the hub's local cache holds only a part of {repo}.")
     return folder, folder.name
 
 
-def _weights_complete(folder: Path, names: list[str]) -> bool:
-    if "model.safetensors.index.json" in names:
-        shards = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
-        return shards <= set(names)
-    return any(name.endswith(".safetensors") for name in names)
+def _weights_complete(folder: Path) -> bool:
+    try:
+        return bool(weight_files(folder))
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager
@@ -152,6 +163,7 @@ def _quiet(progress: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What a library says first, without its full stop: the rest of such a message is advice about the library."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -15,7 +15,8 @@ import torch
 from .decoder import Decoder, DecoderWeights
 from .decoder_config import DecoderConfig, UnsupportedModel
 from .decoder_weights import load_decoder_weights
-from .weights import Checkpoint, fingerprint, shared
+from .weight_files import fingerprint, stated_config
+from .weights import Checkpoint, shared
 
 if TYPE_CHECKING:
     from kvscope.kernels.ops import Ops
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from .base import Model
     from .hub import ModelFiles
+
+
+MOST_LAYERS = 10_000  # a config that states more is damaged, or means to fill the memory
 
 
 def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | str, kernels: Ops) -> Model:
@@ -65,6 +69,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no config.json, so nothing says what model its weights are")
+    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+        if isinstance(number := stated_config(folder).get(name), int) and number > MOST_LAYERS:
+            raise ValueError(
+                f"config.json in {folder} states {name}={number}: at most {MOST_LAYERS:,} layers are built"
+            )
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken file; all of them mean the same here

@@ -24,9 +24,11 @@ from .adapter_attention import NAME, STEP, AttentionStep, register
 from .adapter_probe import probe
 from .base import KVGroup, ModelSpec
 from .decoder_config import UnsupportedModel
+from .hub_client import first_line
 from .loader import eos_token_ids, read_config
 from .rope import longest_sequence
-from .weights import fingerprint, shared, weight_files
+from .weight_files import fingerprint, weight_files
+from .weights import shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +172,7 @@ def _load(
         reason = "it looks its attention up in a table of its own" if error.args == (NAME,) else f"it lacks {error}"
         raise UnsupportedModel(reason) from error
     except Exception as error:  # a hundred architectures, each with its own way to say no
-        raise UnsupportedModel(_sentence(error)) from error
+        raise UnsupportedModel(first_line(error)) from error
     for problem, phrase in (
         ("missing_keys", "no file fills its parameter"),
         ("mismatched_keys", "the files give another shape to its parameter"),
@@ -185,7 +187,7 @@ def _load(
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"its forward fails on a packed step: {_sentence(error)}") from error
+        raise UnsupportedModel(f"its forward fails on a packed step: {first_line(error)}") from error
     parameters = {tensor.data_ptr(): tensor for tensor in module.parameters()}.values()
     embedding, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
     return AdapterWeights(
@@ -220,9 +222,3 @@ def _max_model_len(config: PreTrainedConfig) -> int:
 
 def _name(key: Any) -> str:
     return str(key[0] if isinstance(key, tuple) else key)
-
-
-def _sentence(error: BaseException) -> str:
-    """The first line of a library's message, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")

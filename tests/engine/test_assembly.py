@@ -107,8 +107,13 @@ def test_a_tokenizer_may_come_from_elsewhere(tmp_path, tiny_folder):
     assert assemble(EngineConfig.from_options(folder, PLAIN)).tokenizer is None
     built = assemble(EngineConfig.from_options(folder, {**PLAIN, "tokenizer": str(tiny_folder)}))
     assert built.tokenizer.eos_token_id == tiny.EOS
-    with pytest.raises(ValueError, match="tokenizer='no/where' cannot be loaded"):
-        assemble(EngineConfig.from_options(folder, {**PLAIN, "tokenizer": "no/where"}))
+    for wrong, message in (
+        ("no/where", "tokenizer='no/where' cannot be loaded: [^\n]*$"),
+        ("/nope", r"tokenizer='/nope': is no folder here, and not the name of a hub model \(org/name\)$"),
+        ("x" * 5000, "tokenizer='x{117}…': is no folder here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            assemble(EngineConfig.from_options(folder, {**PLAIN, "tokenizer": wrong}))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -418,8 +418,8 @@ def test_a_file_without_a_tokenizer_is_served_and_said_so(machine, checkpoint):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["config.json", "pytorch_model.bin"], "a pickle, which can run code"),
-        (["config.json"], r"holds no \*\.safetensors and no \.gguf file"),
+        (["config.json", "pytorch_model.bin"], "loading a pickle can run code"),
+        (["config.json"], r"holds no weights: it needs model\.safetensors, .* or one \.gguf file"),
         (["model.safetensors"], r"holds weights but no config\.json"),
         (["a.gguf", "b.gguf"], r"holds 2 \.gguf files; name one of them: a\.gguf"),
     ],
@@ -433,7 +433,10 @@ def test_a_folder_that_cannot_be_used_says_why(machine, names, message):
         resolve(folder)
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./org/model", "a/b/c/d", "/no/such/folder", "org/model/weights.bin"])
+@pytest.mark.parametrize(
+    "name",
+    ["nowhere", "./org/model", "a/b/c/d", "/no/such/folder", "org/model/weights.bin", "x" * 5000, "a\0b", "~nobody/x"],
+)
 def test_a_name_that_is_nothing_lists_what_would_be(machine, server, name):
     with pytest.raises(ModelNotFound, match=r'Give "default", a Hugging Face id, a local folder, or a \.gguf file'):
         resolve(name, progress=False)
