@@ -66,13 +66,14 @@ class EngineCore:
         self.tables = BlockTables(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            num_groups=self.num_groups,
+            groups=model.spec.kv_groups,
+            chunk=config.max_num_batched_tokens,
             block_bytes=storage.block_bytes,
             enable_prefix_caching=config.enable_prefix_caching,
             journal=self.journal,
             metrics=self.counters,
         )
-        self.door = Door(config, vocab_size=model.spec.vocab_size, num_groups=self.num_groups)
+        self.door = Door(config, vocab_size=model.spec.vocab_size, blocks_for=self.tables.blocks_for)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
         self.runner = ModelRunner(model, storage)
         self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed, config.logprobs_mode)

@@ -14,9 +14,10 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | SHARED | one more reader of a block | PREFIX_MATCH, FORK | ref_count |
 | FORKED | one request became n samples | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
 | COPIED | copy-on-write; block_id is the copy | SHARED_WRITE | source, source_generation, tokens, bytes, reader (request id), reader_child |
+| NULLED | a block fell out of its group's window: the null block takes its place in the table | OUT_OF_WINDOW | logical, window |
 | PUBLISHED | a full block can now be found by its text | BLOCK_FULL | logical, tokens |
 | EVICTED | a cached block lost its text | LEAST_RECENTLY_USED, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; LEAST_RECENTLY_USED: needed_by (request id), needed_by_child |
-| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED | cached (1: its text stays, 0: empty) |
+| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, OUT_OF_WINDOW | cached (1: its text stays, 0: empty) |
 | PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
 | BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION | needed, available, reserved, behind (request id) |
@@ -46,6 +47,7 @@ class EventKind(StrEnum):
     SHARED = "shared"
     FORKED = "forked"
     COPIED = "copied"
+    NULLED = "nulled"
     PUBLISHED = "published"
     EVICTED = "evicted"
     FREED = "freed"
@@ -86,6 +88,7 @@ class Cause(StrEnum):
     PARALLEL_SAMPLING = "parallel_sampling"
     BEAM_SEARCH = "beam_search"
     BLOCK_FULL = "block_full"
+    OUT_OF_WINDOW = "out_of_window"
     LEAST_RECENTLY_USED = "least_recently_used"
     CACHE_RESET = "cache_reset"
     NO_FREE_BLOCK = "no_free_block"

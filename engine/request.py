@@ -88,7 +88,7 @@ class Blocked(NamedTuple):
 
 class Sequence:
     """One sample of a request. `token_ids` holds prompt and output; the KV of its first `num_computed_tokens` is in
-    the blocks of `block_tables` (one table per KV group, all equally long)."""
+    the blocks of `block_tables` (one table per KV group, all equally long; the null block stands where nothing is read any more)."""
 
     __slots__ = (
         "block_keys",

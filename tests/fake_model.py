@@ -24,21 +24,24 @@ REFERENCE = ops.resolve("reference")
 
 
 class FakeModel:
-    """`num_groups` KV groups of one layer each. Set `fault` to an exception to raise, or `broken_rows` to the logits
+    """A KV group of one layer for each of `windows` (0: sees everything). Set `fault` to an exception to raise, or `broken_rows` to the logits
     rows that get NaN, in the next step only."""
 
-    def __init__(self, num_groups: int = 1, vocab_size: int = VOCAB):
+    def __init__(self, windows: Sequence[int] = (0,), vocab_size: int = VOCAB):
+        self.windows = windows
         self.spec = ModelSpec(
             name="fake",
             architecture="Fake",
-            num_layers=num_groups,
+            num_layers=len(windows),
             hidden_size=1,
             num_heads=1,
             num_kv_heads=1,
             head_dim=1,
             vocab_size=vocab_size,
             max_model_len=4096,
-            kv_groups=tuple(KVGroup(layers=(g,), num_kv_heads=1, head_dim=1) for g in range(num_groups)),
+            kv_groups=tuple(
+                KVGroup((g,), num_kv_heads=1, head_dim=1, window=window) for g, window in enumerate(windows)
+            ),
             dtype=torch.float32,
             device=torch.device("cpu"),
             eos_token_ids=frozenset(),
@@ -69,8 +72,8 @@ class FakeModel:
         logits = np.empty((len(rows), self.spec.vocab_size), np.float32)
         for s, (row, token) in enumerate(zip(rows, batch.logits_indices.tolist(), strict=True)):
             histories = [
-                read_back(storage, group, table[row].numpy(), int(batch.positions[token]) + 1)
-                for group, table in enumerate(batch.block_tables)
+                read_back(storage, group, table[row].numpy(), int(batch.positions[token]) + 1)[-window:]
+                for group, (table, window) in enumerate(zip(batch.block_tables, self.windows, strict=True))
             ]
             logits[s] = logits_of(histories, self.spec.vocab_size)
         broken, self.broken_rows = self.broken_rows, ()
@@ -115,7 +118,7 @@ def reference(
     max_tokens: int | None = None,
     request_id: int = 0,
     child: int = 0,
-    num_groups: int = 1,
+    windows: Sequence[int] = (0,),
     eos_token_ids: Sequence[int] = (),
 ) -> list[int]:
     """What a sample must be, token by token from its own text alone: whatever the blocks, chunks, cache hits,
@@ -125,7 +128,7 @@ def reference(
     masked = tuple({*params.stop_token_ids, *eos_token_ids})
     while len(output) < (params.max_tokens or max_tokens):
         history = np.stack([np.array(tokens), np.arange(len(tokens))], axis=1)
-        logits = torch.from_numpy(logits_of([history] * num_groups, VOCAB))[None]
+        logits = torch.from_numpy(logits_of([history[-window:] for window in windows], VOCAB))[None]
         too_early = len(output) < params.min_tokens
         row = SampleRow(0, params, request_id, child, len(output), masked if too_early else (), tokens)
         output += sampler.sample(logits, [row]).token_ids
@@ -136,12 +139,12 @@ def reference(
 
 
 def make_core(
-    *, num_groups: int = 1, eos_token_ids: Sequence[int] = (), events: EventLog | None = None, **options
+    *, windows: Sequence[int] = (0,), eos_token_ids: Sequence[int] = (), events: EventLog | None = None, **options
 ) -> EngineCore:
     """A core over the fake model; options are EngineConfig's, with small defaults."""
     defaults = {"block_size": 4, "num_blocks": 17, "max_model_len": 1000, "watermark": 0.0}
     config = EngineConfig(**(defaults | options))
-    model = FakeModel(num_groups)
+    model = FakeModel(windows)
     storage = KVStorage(
         model.spec.kv_groups,
         num_blocks=config.num_blocks,

@@ -1,8 +1,9 @@
-"""Drives a model with no engine: block tables dealt by hand, so that a model test can fail for the model's reasons only."""
+"""Drives a model with no engine: block tables dealt by hand, one a KV group, so that a model test can fail for the model's reasons only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from kvscope.engine.kvcache.storage import KVStorage
@@ -26,7 +27,8 @@ class HandDealt:
         )
         self.runner = ModelRunner(model, self.storage)
         self.block_size = block_size
-        self.tables: dict[int, list[int]] = {}
+        self.num_groups = len(model.spec.kv_groups)
+        self.tables: dict[tuple[int, int], list[int]] = {}  # (row, group) -> block ids
         self.lengths: dict[int, int] = {}
         self._next_block = 1  # block 0 is the null block
 
@@ -39,19 +41,26 @@ class HandDealt:
         seq_lens = [have + len(ids) for have, ids in zip(cache_lens, rows.values(), strict=True)]
         needed = {row: -(-length // self.block_size) for row, length in zip(rows, seq_lens, strict=True)}
         for _ in range(max(needed.values())):
-            for row in rows:
-                if len(self.tables.setdefault(row, [])) < needed[row]:
-                    self.tables[row].append(self._next_block)
+            for row, group in product(rows, range(self.num_groups)):
+                table = self.tables.setdefault((row, group), [])
+                if len(table) < needed[row]:
+                    table.append(self._next_block)
                     self._next_block += 1
         positions = [p for have, length in zip(cache_lens, seq_lens, strict=True) for p in range(have, length)]
         owners = [row for row, ids in rows.items() for _ in ids]
         slots = [
-            self.tables[row][p // self.block_size] * self.block_size + p % self.block_size
-            for row, p in zip(owners, positions, strict=True)
+            [
+                self.tables[row, group][p // self.block_size] * self.block_size + p % self.block_size
+                for row, p in zip(owners, positions, strict=True)
+            ]
+            for group in range(self.num_groups)
         ]
         starts = torch.tensor([0, *(len(ids) for ids in rows.values())]).cumsum(0)
         widest = max(needed.values())
-        table = [self.tables[row][: needed[row]] + [0] * (widest - needed[row]) for row in rows]
+        tables = [
+            [self.tables[row, group][: needed[row]] + [0] * (widest - needed[row]) for row in rows]
+            for group in range(self.num_groups)
+        ]
         wanted = torch.arange(len(positions)) if all_logits else starts[1:] - 1
         if sampled is not None:
             wanted = torch.tensor(sampled, dtype=torch.long)
@@ -61,10 +70,10 @@ class HandDealt:
             query_start_loc=starts.int(),
             cache_lens=torch.tensor(cache_lens, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            slot_mapping=(torch.tensor(slots),),
-            block_tables=(torch.tensor(table, dtype=torch.int32),),
+            slot_mapping=tuple(map(torch.tensor, slots)),
+            block_tables=tuple(torch.tensor(table, dtype=torch.int32) for table in tables),
             logits_indices=wanted,
-            copies=(torch.zeros(0, 2, dtype=torch.long),),
+            copies=(torch.zeros(0, 2, dtype=torch.long),) * self.num_groups,
         )
         self.lengths |= dict(zip(rows, seq_lens, strict=True))
         return self.runner.execute(batch)

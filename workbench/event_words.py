@@ -82,7 +82,8 @@ _REASONS = {
     Cause.RECOMPUTE: "its tokens are computed again", Cause.COPY_ON_WRITE: "it wrote into a shared block",
     Cause.SHARED_WRITE: "another reader still needs the old one", Cause.FORK: "it split into samples",
     Cause.PARALLEL_SAMPLING: "several samples were asked for", Cause.BEAM_SEARCH: "beam search keeps several beams",
-    Cause.BLOCK_FULL: "it is full", Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
+    Cause.BLOCK_FULL: "it is full", Cause.OUT_OF_WINDOW: "no token to come looks so far back",
+    Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
     Cause.CACHE_RESET: "the cache was reset", Cause.NO_FREE_BLOCK: "no block was free or evictable",
     Cause.TOKEN_BUDGET: "the token budget of this step is used up",
     Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
@@ -216,6 +217,14 @@ def _published(event: Event, context: Context) -> Sentence:
     )
 
 
+def _nulled(event: Event, context: Context) -> Sentence:
+    name, window = context.name(event.request_id, event.child), _count(_n(event, "window"), "token")
+    return Sentence(
+        f"Block {event.block_id} of {name} fell out of the window of {window}.",
+        "No token to come looks so far back; the null block takes its place in the table.",
+    )
+
+
 def _evicted(event: Event, context: Context) -> Sentence:
     if event.cause is Cause.CACHE_RESET:
         return Sentence(f"Block {event.block_id} was evicted {_because(event)}.", "Its text is no longer cached.")
@@ -250,6 +259,7 @@ def _freed(event: Event, context: Context) -> Sentence:
         Cause.FINISHED: f"{name} finished", Cause.CANCELLED: f"{name} was cancelled",
         Cause.PREEMPTED: f"{name} was preempted", Cause.FAILED: f"{name} failed",
         Cause.COPY_ON_WRITE: f"{name} writes into a copy now",
+        Cause.OUT_OF_WINDOW: f"{name} does not look so far back any more",
     }.get(event.cause, _REASONS[event.cause])  # fmt: skip
     kept = "Its text stays cached." if _n(event, "cached") else "It is empty again."
     return Sentence(f"Block {event.block_id} lost its last reader because {reason}.", kept)
@@ -357,6 +367,7 @@ WORDS: dict[EventKind, Callable[[Event, Context], Sentence]] = {
     EventKind.SUBMITTED: _submitted, EventKind.REFUSED: _refused, EventKind.ADMITTED: _admitted,
     EventKind.CACHE_HIT: _cache_hit, EventKind.CACHE_MISS: _cache_miss, EventKind.ALLOCATED: _allocated,
     EventKind.SHARED: _shared, EventKind.FORKED: _forked, EventKind.COPIED: _copied, EventKind.PUBLISHED: _published,
+    EventKind.NULLED: _nulled,
     EventKind.EVICTED: _evicted, EventKind.FREED: _freed, EventKind.PREEMPTED: _preempted,
     EventKind.RESUMED: _resumed, EventKind.BLOCKED: _blocked, EventKind.FINISHED: _finished,
     EventKind.CANCELLED: _cancelled, EventKind.FAILED: _failed, EventKind.STEP: _step,

@@ -6,7 +6,8 @@
                       full, findable text   ▲ num_computed_tokens = 38: slots 0..5 of block 9 are written
 
 A table only grows at its end, but for named edits, each an event: copy-on-write replaces the block that is about to be
-written while others still read it, and truncation drops the end. Otherwise a running sequence's block ids never change.
+written while others still read it, the null block takes the place of what fell out of a group's window, and truncation
+drops the end. Otherwise a running sequence's block ids never change.
 `BlockTables` is the one place where blocks change hands; it tells the journal who, which and why.
 """
 
@@ -21,6 +22,7 @@ from .block_pool import NULL_BLOCK, BlockPool
 from .prefix_hash import Miss, PrefixIndex, PrefixNode
 
 if TYPE_CHECKING:
+    from ..models.base import KVGroup
     from ..request import Sequence
 
 
@@ -32,25 +34,31 @@ class BlockTables:
         *,
         num_blocks: int,
         block_size: int,
-        num_groups: int,
+        groups: tuple[KVGroup, ...],
+        chunk: int,
         block_bytes: int,
         enable_prefix_caching: bool,
         journal: Journal,
         metrics: Metrics,
     ):
         self.block_size = block_size
-        self.num_groups = num_groups
+        self.groups = groups
+        self.chunk = chunk  # most tokens of a sequence in one step
         self.block_bytes = block_bytes
         self.enable_prefix_caching = enable_prefix_caching
         self.journal = journal
         self.metrics = metrics
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, num_groups=num_groups)
-        self._copies: list[list[tuple[int, int]]] = [[] for _ in range(num_groups)]
+        self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, groups=groups)
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in groups]
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens, over all groups."""
-        return -(-num_tokens // self.block_size) * self.num_groups
+        """The most blocks that a sequence of this many tokens ever holds at once, over all groups."""
+        return sum(group.most_blocks(num_tokens, self.block_size, self.chunk) for group in self.groups)
+
+    def held(self, seq: Sequence) -> int:
+        """Blocks that stand in the sequence's tables, over all groups."""
+        return sum(len(table) - table.count(NULL_BLOCK) for table in seq.block_tables)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -74,20 +82,21 @@ class BlockTables:
 
     def blocks_to_admit(self, seq: Sequence, nodes: list[PrefixNode]) -> int:
         """Free blocks that its whole prefill would use up: new ones, and cached ones that leave the free queue."""
-        ref_count = self.pool.ref_count
-        revived = sum(ref_count[group[0]] == 0 for node in nodes for group in node.blocks)
-        return self.blocks_for(seq.num_tokens) - len(nodes) * self.num_groups + revived
+        ref_count, found = self.pool.ref_count, [block for table in self._found(nodes) for block in table if block]
+        revived = sum(ref_count[block] == 0 for block in found)
+        return self.blocks_for(seq.num_tokens) - len(found) + revived
+
+    def _found(self, nodes: list[PrefixNode]) -> list[list[int]]:
+        """The tables with which a sequence that begins with this text starts: the null block where nobody looks any more."""
+        tables = []
+        for g, group in enumerate(self.groups):
+            first = group.first_visible_block(len(nodes) * self.block_size, self.block_size)
+            tables.append([NULL_BLOCK] * first + [node.blocks[g][0] for node in nodes[first:]])
+        return tables
 
     def adopt(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
         """Start the sequence's tables with the blocks that hold this text; nothing of it is computed again."""
-        emit, request, child = self.journal.emit, seq.request.id, seq.child
-        for node in nodes:
-            for group, blocks in enumerate(node.blocks):
-                block = blocks[0]
-                readers = self.pool.share(block)
-                seq.block_tables[group].append(block)
-                emit(EventKind.SHARED, request, child, group, block, self.pool.generation[block],
-                     Cause.PREFIX_MATCH, {"ref_count": readers})  # fmt: skip
+        self._share(seq, self._found(nodes), Cause.PREFIX_MATCH)
         seq.nodes = list(nodes)
         seq.num_computed_tokens = seq.num_cached_tokens = len(nodes) * self.block_size
 
@@ -104,7 +113,7 @@ class BlockTables:
         )
         if not missing and not shared:
             return True
-        if missing * self.num_groups + len(shared) > pool.num_free:
+        if missing * len(tables) + len(shared) > pool.num_free:
             return False
         for group in shared:
             self._copy_on_write(seq, group, first, start % self.block_size)
@@ -169,21 +178,26 @@ class BlockTables:
     def take_copies(self) -> tuple[list[tuple[int, int]], ...]:
         """The (source, copy) pairs since the last call, a list per group. All are made before anything is written."""
         copies = tuple(self._copies)
-        self._copies = [[] for _ in range(self.num_groups)]
+        self._copies = [[] for _ in self.groups]
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` reads all blocks of `parent`, the partly filled one included."""
-        emit, pool = self.journal.emit, self.pool
-        for group, table in enumerate(parent.block_tables):
-            child.block_tables[group].extend(table)
-            for block in table:
-                emit(EventKind.SHARED, child.request.id, child.child, group, block, pool.generation[block],
-                     Cause.FORK, {"ref_count": pool.share(block)})  # fmt: skip
+        self._share(child, parent.block_tables, Cause.FORK)
         child.nodes = list(parent.nodes)
         child.block_keys = list(parent.block_keys)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_tokens = parent.num_cached_tokens
+
+    def _share(self, seq: Sequence, tables: Iterable[Iterable[int]], cause: Cause) -> None:
+        """Begin the sequence's empty tables with these blocks, of which it is one more reader."""
+        pool = self.pool
+        for group, table in enumerate(tables):
+            seq.block_tables[group].extend(table)
+            for block in seq.block_tables[group]:
+                if block != NULL_BLOCK:
+                    self.journal.emit(EventKind.SHARED, seq.request.id, seq.child, group, block,
+                                      pool.generation[block], cause, {"ref_count": pool.share(block)})  # fmt: skip
 
     # --- after the step -------------------------------------------------------------------------------------------
 
@@ -197,6 +211,21 @@ class BlockTables:
                 pool.fill(table[logical], slots)
         if self.enable_prefix_caching and end // size > len(seq.nodes):
             self._publish(seq, end // size)
+        for index, group in enumerate(self.groups):
+            if group.window:
+                self._slide(seq, index, group.first_visible_block(end, size))
+
+    def _slide(self, seq: Sequence, group: int, first: int) -> None:
+        """No token to come sees the blocks before logical block `first`: they are given back, the last one first."""
+        table, pool = seq.block_tables[group], self.pool
+        for logical in range(first - 1, -1, -1):
+            block = table[logical]
+            if block == NULL_BLOCK:  # and so are those before it
+                return
+            table[logical] = NULL_BLOCK
+            self.journal.emit(EventKind.NULLED, seq.request.id, seq.child, group, block, pool.generation[block],
+                              Cause.OUT_OF_WINDOW, {"logical": logical, "window": self.groups[group].window})  # fmt: skip
+            self._release(seq, group, block, Cause.OUT_OF_WINDOW)
 
     def _publish(self, seq: Sequence, num_full: int) -> None:
         root = self.index.root(seq.request.extra_keys)
@@ -218,26 +247,35 @@ class BlockTables:
         """Drop all blocks of the sequence, the last first, so that the end of a text is evicted before its start.
         Returns (blocks that became free, how many of these stay cached)."""
         freed = cached = 0
-        pool, step = self.pool, self.journal.step
         for logical in range(len(seq.block_tables[0]) - 1, -1, -1):
-            for group in range(self.num_groups - 1, -1, -1):
+            for group in range(len(self.groups) - 1, -1, -1):
                 block = seq.block_tables[group][logical]
-                if block != NULL_BLOCK and pool.release(block, step):
+                if block != NULL_BLOCK and self._release(seq, group, block, cause):
                     freed += 1
-                    cached += pool.is_cached[block]
-                    self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block,
-                                      pool.generation[block], cause, {"cached": pool.is_cached[block]})  # fmt: skip
+                    cached += self.pool.is_cached[block]
         for table in seq.block_tables:
             del table[:]
         seq.nodes = []
         seq.num_computed_tokens = 0
         return freed, cached
 
+    def _release(self, seq: Sequence, group: int, block: int, cause: Cause) -> bool:
+        """One reader less; True when the block is free now."""
+        pool = self.pool
+        is_free = pool.release(block, self.journal.step)
+        if is_free:
+            self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block, pool.generation[block],
+                              cause, {"cached": pool.is_cached[block]})  # fmt: skip
+        return is_free
+
     def withdraw(self, seq: Sequence, cause: Cause, from_logical: int = 0) -> None:
-        """The text of these blocks of the sequence is not to be found any more, whoever else reads them."""
-        for table in seq.block_tables:
-            for block in table[from_logical:]:
-                self._uncache(block, cause, {"idle_steps": 0})
+        """The text of these blocks of the sequence is not to be found any more, whoever else reads them. Which blocks it
+        had before they fell out of a window is not known any more, so there nobody's of that text is."""
+        for group, table in enumerate(seq.block_tables):
+            for logical in range(from_logical, len(table)):
+                gone = table[logical] == NULL_BLOCK and logical < len(seq.nodes)
+                for block in list(seq.nodes[logical].blocks[group]) if gone else (table[logical],):
+                    self._uncache(block, cause, {"idle_steps": 0})
         del seq.nodes[from_logical:]
 
     def reset_cache(self) -> int:
@@ -274,8 +312,11 @@ class BlockTables:
                 raise RuntimeError(f"{seq} published block {logical} before its KV was computed")
             if node.tokens != self.index.tokens_of(seq.token_ids, logical):
                 raise RuntimeError(f"{seq} published block {logical} with foreign tokens")
-        for table in seq.block_tables:
-            for logical, block in enumerate(table):
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
+            first = group.first_visible_block(seq.num_computed_tokens, self.block_size)
+            if any(table[:first]) or not all(table[first:]):
+                raise RuntimeError(f"{seq}: the window of {group.window} tokens starts at block {first} of {table}")
+            for logical, block in enumerate(table[first:], first):
                 slots = min(self.block_size, seq.num_computed_tokens - logical * self.block_size)
                 if self.pool.filled[block] != slots:
                     raise RuntimeError(

@@ -7,7 +7,8 @@ for another. Equal text under an equal root is one `PrefixNode`, however many bl
     root(salt) ── node(tokens 0..15) ── node(tokens 16..31) ── node(…)
                      blocks [3]            blocks [4, 9]          none: a tombstone, evicted at step 185
 
-A hit compares the parent node and the token ids, never the key alone, so that a collision is a miss. A node whose
+A hit compares the parent node and the token ids, never the key alone, so that a collision is a miss. It needs the blocks
+that the next token can see: all of them, and of a KV group with a window only those within it. A node whose
 last block was evicted stays as a tombstone for a while (bounded), which is how a later miss can say when the text was
 lost; publishing the same text again revives it. This module knows tokens and block ids: no request, no tensor.
 """
@@ -17,11 +18,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from ..events import Cause
+
+if TYPE_CHECKING:
+    from ..models.base import KVGroup
 
 MAX_CHILDREN_COMPARED = 8  # siblings that an explanation looks at, the newest first
 MAX_ROOTS_COMPARED = 16
@@ -71,11 +76,14 @@ class Miss(NamedTuple):
 
 
 class PrefixIndex:
-    """Text → blocks, for a pool of `num_blocks` blocks of `block_size` tokens in `num_groups` KV groups."""
+    """Text → blocks, for a pool of `num_blocks` blocks of `block_size` tokens and a model with these KV groups."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, num_groups: int = 1, max_tombstones: int | None = None):
+    def __init__(
+        self, *, num_blocks: int, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None
+    ):
         self.block_size = block_size
-        self.num_groups = num_groups
+        self.groups = groups
+        self._full = [g for g, group in enumerate(groups) if not group.window]
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[PrefixNode | None] = [None] * num_blocks
         self._buckets: dict[bytes, list[PrefixNode]] = {}  # more than one node: their keys collided
@@ -86,7 +94,7 @@ class PrefixIndex:
     def root(self, extra_keys: ExtraKeys = ()) -> PrefixNode:
         node = self._roots.get(extra_keys)
         if node is None:
-            node = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", self.num_groups, -1)
+            node = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", len(self.groups), -1)
         return node
 
     def node_of(self, block: int) -> PrefixNode | None:
@@ -105,16 +113,24 @@ class PrefixIndex:
     # --- lookup ---------------------------------------------------------------------------------------------------
 
     def match(self, root: PrefixNode, token_ids: array, keys: list[bytes], max_blocks: int) -> list[PrefixNode]:
-        """The longest run of cached nodes from the start of the text, at most `max_blocks`."""
+        """The longest start of the text, in blocks, of which every group holds what the next token can see."""
         self.extend_keys(keys, root, token_ids, max_blocks)
         nodes: list[PrefixNode] = []
+        num_matched = 0
+        runs = [0] * len(self.groups)  # blocks that the group holds up to here, without a gap
         node: PrefixNode | None = root
-        for i in range(max_blocks):
-            node = self._find(node, keys[i], self.tokens_of(token_ids, i))
-            if node is None or not node.is_cached:
+        for i in range(1, max_blocks + 1):
+            node = self._find(node, keys[i - 1], self.tokens_of(token_ids, i - 1))
+            if node is None or not all(node.blocks[g] for g in self._full):
                 break
             nodes.append(node)
-        return nodes
+            runs = [run + 1 if blocks else 0 for run, blocks in zip(runs, node.blocks, strict=True)]
+            if all(run >= i - self._first_visible(g, i) for g, run in enumerate(runs)):
+                num_matched = i
+        return nodes[:num_matched]
+
+    def _first_visible(self, group: int, num_blocks: int) -> int:
+        return self.groups[group].first_visible_block(num_blocks * self.block_size, self.block_size)
 
     def _find(self, parent: PrefixNode, key: bytes, tokens: bytes) -> PrefixNode | None:
         for node in self._buckets.get(key, ()):
@@ -143,7 +159,8 @@ class PrefixIndex:
         tokens = self.tokens_of(token_ids, i)
         node = self._find(parent, keys[i], tokens)
         if node is not None:
-            return Miss(Cause.EVICTED, evicted_step=node.evicted_step)
+            seen = [*nodes[min(self._first_visible(g, i + 1) for g in range(len(self.groups))) :], node]
+            return Miss(Cause.EVICTED, evicted_step=max(n.evicted_step for n in seen if not n.is_cached))
         if i == 0 and self._is_under_another_root(root, tokens):
             return Miss(Cause.SALT_DIFFERS)
         common = max((_common_tokens(c.tokens, tokens) for c in _newest(parent.children)), default=0)
@@ -164,7 +181,7 @@ class PrefixIndex:
         """From now on this text is found in `blocks`, one per KV group. Its KV is computed and its tokens are final."""
         node = self._find(parent, key, tokens)
         if node is None:
-            node = PrefixNode(key, parent, tokens, self.num_groups, computed_for)
+            node = PrefixNode(key, parent, tokens, len(self.groups), computed_for)
             self._buckets.setdefault(key, []).append(node)
             parent.children[node] = None
         elif node in self._tombstones:

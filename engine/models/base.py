@@ -6,6 +6,7 @@ logits for the rows that were asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,30 @@ class KVGroup:
     num_kv_heads: int
     head_dim: int
     window: int = 0  # tokens a query can look back, itself included; 0 = all
+
+    def first_visible_block(self, num_tokens: int, block_size: int) -> int:
+        """Of a text of `num_tokens` tokens, the first block that the next token can still see."""
+        return max(0, num_tokens - self.window + 1) // block_size if self.window else 0
+
+    def most_blocks(self, num_tokens: int, block_size: int, chunk: int) -> int:
+        """The most blocks that a sequence of `num_tokens` tokens ever holds at once, computed at most `chunk` a step."""
+        blocks = -(-num_tokens // block_size)
+        return min(blocks, -(-(self.window + chunk - 2) // block_size) + 1) if self.window else blocks
+
+
+def group_layers(windows: Sequence[int], num_kv_heads: int, head_dim: int) -> tuple[KVGroup, ...]:
+    """The KV groups of a model whose layer i has the window `windows[i]` (0: sees everything).
+
+    Layers of one window share tables. All groups are about as large as the smallest kind, because a block holds one page
+    per layer of the largest group: with groups of 4 and 22 layers most of every block would stay empty.
+    """
+    kinds = {window: [i for i, w in enumerate(windows) if w == window] for window in sorted(set(windows))}
+    size = min(map(len, kinds.values()))
+    groups = []
+    for window, layers in kinds.items():
+        count = -(-len(layers) // size)
+        groups += [KVGroup(tuple(layers[i::count]), num_kv_heads, head_dim, window) for i in range(count)]
+    return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True)

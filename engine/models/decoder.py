@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import KVGroup, ModelSpec
+from .base import ModelSpec, group_layers
 from .decoder_config import DecoderConfig
 from .rope import RotaryTable
 
@@ -92,9 +92,7 @@ class Decoder:
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            # One group whatever the windows are: every block of a request is kept, and a layer with a window
-            # looks at the last ones only.
-            kv_groups=(KVGroup(tuple(range(config.num_layers)), config.num_kv_heads, config.head_dim),),
+            kv_groups=group_layers(config.windows, config.num_kv_heads, config.head_dim),
             dtype=dtype,
             device=device,
             eos_token_ids=eos_token_ids,

@@ -3,12 +3,13 @@
 The room of a request is the smaller of the model's context and the pool. The KV of the last token is never written, so
 a pool of B blocks of S tokens has room for B·S + 1 tokens. `max_tokens=None` means the room that the prompt leaves; an
 explicit `max_tokens` that does not fit is refused, not cut: whoever names a number gets it or a sentence with both
-numbers. n samples are not counted n times: they are preempted one by one, so the oldest always has the pool.
+numbers. Of a KV group with a window a request holds a bounded number of blocks, however long it is. n samples are not counted n times: they are preempted one by one, so the oldest always has the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Callable, Collection
 
 from ..config import EngineConfig
 from ..events import Cause
@@ -18,13 +19,15 @@ from .queue import WaitingQueue
 
 
 class Door:
-    """Checks requests against `config` (num_blocks and max_model_len resolved) for a model with `num_groups` KV groups."""
+    """Checks requests against `config` (num_blocks and max_model_len resolved) for a model of `vocab_size` token ids;
+    `blocks_for` says how many blocks a text of so many tokens ever holds at once."""
 
-    def __init__(self, config: EngineConfig, *, vocab_size: int, num_groups: int):
+    def __init__(self, config: EngineConfig, *, vocab_size: int, blocks_for: Callable[[int], int]):
         self.config = config
         self.vocab_size = vocab_size
-        self.num_groups = num_groups
+        self.blocks_for = blocks_for
         self.usable_blocks = config.num_blocks - 1  # the null block holds no token
+        self.pool_room = bisect_right(range(1, config.max_model_len + 1), self.usable_blocks, key=blocks_for) + 1
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> int:
         """The request's max_tokens as a number. Raises RequestRefused when it can never be served."""
@@ -43,8 +46,7 @@ class Door:
             )  # fmt: skip
         self._check_context(num_prompt, params)
         self._check_pool(num_prompt, params)
-        pool_room = self.usable_blocks // self.num_groups * self.config.block_size + 1 - num_prompt
-        max_tokens = params.max_tokens or min(self.config.max_model_len - num_prompt, pool_room)
+        max_tokens = params.max_tokens or min(self.config.max_model_len, self.pool_room) - num_prompt
         if params.min_tokens > max_tokens:
             raise RequestRefused(
                 f"min_tokens={params.min_tokens}: the prompt of {num_prompt} tokens leaves room for {max_tokens}",
@@ -73,7 +75,7 @@ class Door:
 
     def _check_pool(self, num_prompt: int, params: SamplingParams) -> None:
         size = self.config.block_size
-        needed = -(-(num_prompt + (params.max_tokens or 1) - 1) // size) * self.num_groups
+        needed = self.blocks_for(num_prompt + (params.max_tokens or 1) - 1)
         if needed > self.usable_blocks:
             raise RequestRefused(
                 f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, the pool has {self.usable_blocks}",

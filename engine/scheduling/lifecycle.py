@@ -88,12 +88,12 @@ class Lifecycle:
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The prompt is computed: n samples go on from here and share every block of it, the partly filled one too."""
-        request, tables = parent.request, parent.block_tables
-        numbers = {"samples": request.params.n, "shared_blocks": sum(map(len, tables))}
+        request = parent.request
+        numbers = {"samples": request.params.n, "shared_blocks": self.tables.held(parent)}
         self.journal.emit(EventKind.FORKED, request.id, cause=Cause.PARALLEL_SAMPLING, numbers=numbers)
         request.has_forked = True
         for child in range(1, request.params.n):
-            seq = Sequence(request, child, parent.token_ids[:], len(tables))
+            seq = Sequence(request, child, parent.token_ids[:], len(parent.block_tables))
             request.children.append(seq)
             self.scheduler.fork(parent, seq)
         return list(request.children)

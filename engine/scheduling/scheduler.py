@@ -99,7 +99,7 @@ class Scheduler:
         return budget, reserved
 
     def _still_to_take(self, seq: Sequence) -> int:
-        return self.tables.blocks_for(seq.prefill_end) - len(seq.block_tables[0]) * self.tables.num_groups
+        return max(0, self.tables.blocks_for(seq.prefill_end) - self.tables.held(seq))
 
     def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
         """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""

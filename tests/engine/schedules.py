@@ -34,7 +34,7 @@ options = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "enable_prefix_caching": st.booleans(),
         "watermark": st.sampled_from([0.0, 0.01, 0.3]),
-        "num_groups": st.sampled_from([1, 1, 2]),
+        "windows": st.sampled_from([(0,), (0,), (0, 0), (0, 5), (3,), (1, 0, 8)]),
     }
 )
 
@@ -44,7 +44,7 @@ class Schedules(RuleBasedStateMachine):
 
     @initialize(options=options)
     def start(self, options):
-        self.num_groups = options["num_groups"]
+        self.windows = options["windows"]
         self.core = self.make_core(options)
         self.model = self.core.runner.model
         self.requests: dict[int, Request] = {}
@@ -66,10 +66,11 @@ class Schedules(RuleBasedStateMachine):
                 held = fake_model.read_back(storage, group, [block], tables.block_size)[:, 0]
                 assert held.tolist() == np.frombuffer(node.tokens, np.int64).tolist()
         for seq in self.core.scheduler.running:
-            for group, table in enumerate(seq.block_tables):
+            for group, (table, window) in enumerate(zip(seq.block_tables, self.windows, strict=True)):
                 held = fake_model.read_back(storage, group, table, seq.num_computed_tokens)
-                assert held[:, 0].tolist() == seq.token_ids[: seq.num_computed_tokens].tolist()
-                assert held[:, 1].tolist() == list(range(seq.num_computed_tokens))
+                first = max(0, seq.num_computed_tokens - window + 1) if window else 0  # what the next token sees
+                assert held[first:, 0].tolist() == seq.token_ids[first : seq.num_computed_tokens].tolist()
+                assert held[first:, 1].tolist() == list(range(first, seq.num_computed_tokens))
 
     def expected(self, request, child):
         """The sample's text when nothing but its own text decides."""
@@ -79,7 +80,7 @@ class Schedules(RuleBasedStateMachine):
             max_tokens=request.max_tokens,
             request_id=request.id,
             child=child,
-            num_groups=self.num_groups,
+            windows=self.windows,
             eos_token_ids=[EOS],
         )
 

@@ -1,7 +1,8 @@
 """Who holds which block, told as short stories with exact ids and the exact order of the free queue."""
 
+import pytest
 from fake_model import greedy, make_core, reference, run
-from kvscope.engine import EventKind, SamplingParams
+from kvscope.engine import EventKind, RequestRefused, SamplingParams
 from kvscope.engine.events import Cause
 
 
@@ -169,22 +170,22 @@ def test_samples_that_end_at_once_leave_the_block_to_the_last_which_writes_in_pl
 
 
 def test_two_groups_have_a_table_each_out_of_one_pool():
-    core = make_core(num_groups=2, num_blocks=12)
+    core = make_core(windows=(0, 0), num_blocks=12)
     core.add_request([1, 2, 3, 4, 5], greedy(5))
     core.step()
     assert table(core, 1, group=0) == [1, 3] and table(core, 1, group=1) == [2, 4]
     run(core)
-    assert core.get(1).children[0].output_token_ids == reference([1, 2, 3, 4, 5], greedy(5), num_groups=2)
+    assert core.get(1).children[0].output_token_ids == reference([1, 2, 3, 4, 5], greedy(5), windows=(0, 0))
     core.add_request([1, 2, 3, 4, 9], greedy(2))
     core.step()
     assert (table(core, 2, group=0)[0], table(core, 2, group=1)[0]) == (1, 2)
     assert {e.group for e in events(core, EventKind.PUBLISHED)} == {0, 1}
     run(core)
-    assert core.get(2).children[0].output_token_ids == reference([1, 2, 3, 4, 9], greedy(2), num_groups=2)
+    assert core.get(2).children[0].output_token_ids == reference([1, 2, 3, 4, 9], greedy(2), windows=(0, 0))
 
 
 def test_two_groups_copy_on_write_in_each():
-    core = make_core(num_groups=2, num_blocks=20)
+    core = make_core(windows=(0, 0), num_blocks=20)
     params = SamplingParams(n=2, max_tokens=5, seed=1)
     core.add_request([1, 2, 3], params)
     core.step()
@@ -195,7 +196,7 @@ def test_two_groups_copy_on_write_in_each():
     }
     run(core)
     for child in core.get(1).children:
-        assert child.output_token_ids == reference([1, 2, 3], params, request_id=1, child=child.child, num_groups=2)
+        assert child.output_token_ids == reference([1, 2, 3], params, request_id=1, child=child.child, windows=(0, 0))
 
 
 def test_nothing_past_a_stop_string_stays_published():
@@ -221,3 +222,84 @@ def test_an_interrupted_answer_keeps_its_full_blocks_for_the_next_turn():
     core.add_request([1, 2, 3, 4, 5, *said, 7, 7], greedy(2))
     core.step()
     assert core.get(2).num_cached_tokens == computed // 4 * 4 == 12
+
+
+def test_blocks_that_fell_out_of_the_window_are_given_back_while_their_request_runs():
+    core = make_core(windows=(0, 6), num_blocks=40)
+    core.add_request([1, 2, 3, 4, 5], greedy(12))
+    core.step()  # 5 tokens computed; the next token sees tokens 0 to 5
+    assert table(core, 1, group=1) == [2, 4]
+    for _ in range(4):
+        core.step()  # 9 computed: the next token sees tokens 4 to 9
+    assert table(core, 1, group=0) == [1, 3, 5] and table(core, 1, group=1) == [0, 4, 6]
+    assert [(e.block_id, e.group, e.numbers) for e in events(core, EventKind.NULLED)] == [
+        (2, 1, {"logical": 0, "window": 6})
+    ]
+    freed = events(core, EventKind.FREED)
+    assert [(e.block_id, e.cause, e.numbers["cached"]) for e in freed] == [(2, Cause.OUT_OF_WINDOW, 1)]
+    assert core.tables.index.node_of(2) is not None, "its text can still be found by another prompt"
+    run(core)
+    assert core.get(1).children[0].output_token_ids == reference([1, 2, 3, 4, 5], greedy(12), windows=(0, 6))
+
+
+def test_a_long_text_holds_a_bounded_number_of_windowed_blocks():
+    core = make_core(windows=(8,), num_blocks=7, max_num_batched_tokens=4, enable_prefix_caching=False)
+    core.add_request(list(range(60)), greedy(100))
+    most = 0
+    while core.has_work:
+        core.step()
+        most = max(most, core.tables.pool.num_used)
+    assert core.get(1).status == "finished" and most <= core.tables.blocks_for(1000) == 4
+    assert core.get(1).children[0].output_token_ids == reference(list(range(60)), greedy(100), windows=(8,))
+
+
+def test_a_request_is_refused_by_what_it_holds_at_once_not_by_its_length():
+    core = make_core(windows=(0, 8), num_blocks=12, max_num_batched_tokens=4)
+    core.add_request([1] * 20, greedy(9))  # 28 tokens with KV: 7 blocks in one group, 4 in the other
+    run(core)
+    with pytest.raises(RequestRefused, match="12 blocks of 4 tokens, the pool has 11"):
+        core.add_request([1] * 20, greedy(10))  # 8 blocks and 4
+    core.add_request([1] * 20, greedy(None))
+    assert core.get(3).max_tokens == 9, "what is left is found in the same way"
+
+
+def test_a_hit_needs_only_what_the_next_token_sees_of_a_windowed_group():
+    core = make_core(windows=(0, 8), num_blocks=60)
+    prompt = list(range(20))
+    for tokens in (prompt, prompt, [*prompt, 50, 51, 52]):
+        core.add_request(tokens, greedy(6))
+        run(core)
+    first, again, longer = (core.get(i) for i in (1, 2, 3))
+    assert (first.num_cached_tokens, again.num_cached_tokens, longer.num_cached_tokens) == (0, 16, 20)
+    shared = [e for e in events(core, EventKind.SHARED) if e.request_id == 3]
+    assert [sum(e.group == g for e in shared) for g in (0, 1)] == [5, 2], "20 tokens, and the 7 that token 20 sees"
+    for request in (first, again, longer):
+        expected = reference(request.prompt_token_ids, greedy(6), windows=(0, 8))
+        assert request.children[0].output_token_ids == expected
+
+
+def test_a_hit_ends_where_a_windowed_group_lost_its_blocks():
+    core = make_core(windows=(0, 5), num_blocks=60)
+    core.add_request(list(range(20)), greedy(1))
+    run(core)
+    node = core.tables.index.node_of(9)  # the last full block of the global group
+    (windowed,) = node.blocks[1]
+    core.tables._uncache(windowed, Cause.CACHE_RESET, {"idle_steps": 0})
+    core.add_request([*range(20), 7], greedy(3))
+    run(core)
+    assert core.get(2).num_cached_tokens == 16
+    miss = events(core, EventKind.CACHE_MISS)[-1]
+    assert miss.cause is Cause.EVICTED and miss.numbers["evicted_step"] == 1
+    assert core.get(2).children[0].output_token_ids == reference([*range(20), 7], greedy(3), windows=(0, 5))
+
+
+def test_samples_share_the_window_and_part_when_they_write():
+    core = make_core(windows=(6, 0), num_blocks=60)
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=12)
+    core.add_request(list(range(9)), params)
+    core.step()
+    assert events(core, EventKind.FORKED)[0].numbers["shared_blocks"] == 5, "2 of the window and 3"
+    run(core)
+    for child in core.get(1).children:
+        expected = reference(list(range(9)), params, request_id=1, child=child.child, windows=(6, 0))
+        assert child.output_token_ids == expected

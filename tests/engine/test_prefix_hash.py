@@ -6,13 +6,15 @@ import pytest
 from kvscope.engine.events import Cause
 from kvscope.engine.kvcache import prefix_hash
 from kvscope.engine.kvcache.prefix_hash import PrefixIndex, hash_root
+from kvscope.engine.models.base import KVGroup
 
 
 class Library:
     """An index of blocks of 2 tokens, and a short hand for lookups."""
 
-    def __init__(self, num_groups: int = 1, **options):
-        self.index = PrefixIndex(num_blocks=64, block_size=2, num_groups=num_groups, **options)
+    def __init__(self, windows: tuple[int, ...] = (0,), **options):
+        groups = tuple(KVGroup((g,), 1, 1, window) for g, window in enumerate(windows))
+        self.index = PrefixIndex(num_blocks=64, block_size=2, groups=groups, **options)
 
     def publish(self, tokens, blocks, *, salt=None, request=1):
         """Publish a text block by block; `blocks` holds one id (or one a group) per block."""
@@ -116,7 +118,7 @@ def test_a_colliding_hash_is_a_miss(constant_hash):
 
 
 def test_a_text_counts_as_cached_when_every_group_holds_it():
-    library = Library(num_groups=2)
+    library = Library(windows=(0, 0))
     library.publish([1, 2, 3, 4], [(11, 21), (12, 22)])
     assert library.look_up([1, 2, 3, 4, 5])[0] == [11, 12]
     library.index.forget(22, step=9)

@@ -8,9 +8,9 @@ from kvscope.engine import EventKind, SamplingParams
 
 
 @pytest.mark.parametrize("after", range(5))
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_prompt_logprobs_survive_chunks_preemption_forks_and_a_full_cache(after, num_groups):
-    core = make_core(num_groups=num_groups, num_blocks=60 * num_groups, max_num_batched_tokens=6)
+@pytest.mark.parametrize("windows", [(0,), (0, 0), (3, 0)])
+def test_prompt_logprobs_survive_chunks_preemption_forks_and_a_full_cache(after, windows):
+    core = make_core(windows=windows, num_blocks=60 * len(windows), max_num_batched_tokens=6)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     core.add_request(prompt, greedy(3))
     run(core)
@@ -27,14 +27,14 @@ def test_prompt_logprobs_survive_chunks_preemption_forks_and_a_full_cache(after,
         first, *entries = core.get(request_id).prompt_logprobs
         assert first is None and len(entries) == len(prompt) - 1
         for i, entry in enumerate(entries, 1):
-            logits = torch.from_numpy(logits_of([history[:i]] * num_groups, 97))
+            logits = torch.from_numpy(logits_of([history[:i][-w:] for w in windows], 97))
             expected = logits.log_softmax(-1)
             assert list(entry)[:count] == expected.topk(count).indices.tolist() and prompt[i] in entry
             assert all(value == pytest.approx(float(expected[t]), abs=1e-5) for t, value in entry.items())
         assert core.get(request_id).num_cached_tokens == 0
     assert core.get(4).prompt_logprobs is None and core.get(4).num_cached_tokens == 8
     for child in core.get(2).children:
-        expected = reference(prompt, asked, request_id=2, child=child.child, num_groups=num_groups)
+        expected = reference(prompt, asked, request_id=2, child=child.child, windows=windows)
         assert child.output_token_ids == expected
 
 

@@ -25,7 +25,7 @@ class LlamaSchedules(Schedules):
     longest = 40
 
     def make_core(self, options):
-        options = {k: v for k, v in options.items() if k != "num_groups"}
+        options = {k: v for k, v in options.items() if k != "windows"}
         config = EngineConfig(max_model_len=self.longest, **options)
         storage = KVStorage(
             self.llama.spec.kv_groups,
