@@ -21,7 +21,8 @@ import torch
 
 from . import add_gpu_options
 from .gpu_kernels import Case, Sizes, cases
-from .gpu_model import SHAPES, Served, random_llama, transformers_generate, wall_seconds
+from .gpu_model import SHAPES, Served, random_llama, transformers_generate
+from .machine import seconds_of
 from .report import print_table
 
 HEADERS = ["what", "shape", "error / allowed", "µs", "GB/s", "TFLOP/s", "share of ceiling"]
@@ -32,8 +33,8 @@ PROMPT, NEW = 128, 64
 def run(options) -> int:
     title = "kvscope bench gpu"
     if not torch.cuda.is_available():
-        facts = {"versions": f"torch {torch.__version__}", "machine": "no GPU here: nothing was measured"}
-        print_table(title, facts, HEADERS, [["no GPU", *["–"] * (len(HEADERS) - 1)]], options.json)
+        nothing = {"versions": f"torch {torch.__version__}", "machine": "no GPU here: nothing was measured"}
+        print_table(title, nothing, HEADERS, [["no GPU", *["–"] * (len(HEADERS) - 1)]], options.json)
         return 0
     from kvscope.kernels import ops
 
@@ -78,7 +79,7 @@ def graph_seconds(call: Callable[[], object]) -> float:
 
 
 def kernel_rows(
-    all_cases, seconds_of: Callable[[Callable], float], bandwidth: float, rate: float
+    all_cases, timed: Callable[[Callable], float], bandwidth: float, rate: float
 ) -> tuple[list[list], float]:
     """A row for each case, and the largest error of all as a share of what is allowed (NaN counts as infinite)."""
     rows, worst = [], 0.0
@@ -86,7 +87,7 @@ def kernel_rows(
         error = case.check()
         error = float("inf") if error != error else error
         worst = max(worst, error)
-        seconds = seconds_of(case.run)
+        seconds = timed(case.run)
         rows.append(
             [
                 case.name, case.shape, round(error, 3), seconds * 1e6,
@@ -113,7 +114,7 @@ def model_rows(name, source, kernels, bandwidth, batches, prompt, new) -> list[l
     served.generate(prompts[:2], 4)  # compiles
     rows = []
     for batch in batches:
-        seconds = statistics.median(served.decode_seconds(prompts[:batch], new, wall_seconds))
+        seconds = statistics.median(served.decode_seconds(prompts[:batch], new))
         moved = spec.weight_bytes + batch * (prompt + new // 2) * spec.kv_bytes_per_token
         speed = moved / seconds
         rows.append([f"decode step, {name}", f"{batch} × {prompt}", "–", seconds * 1e6, speed / 1e9, "–", f"{speed / bandwidth:.0%}"])  # fmt: skip
@@ -132,7 +133,7 @@ def _beside_transformers(name, source, served, prompts, new) -> list[list]:
                 continue
             made: list = []
             try:
-                seconds = wall_seconds(lambda g=generate, m=made: m.extend(g(prompts, new)))
+                seconds = seconds_of(lambda g=generate, m=made: m.extend(g(prompts, new)))
             except Exception as error:  # a peer's own fault must not take our figures along
                 refused[peer] = f"{type(error).__name__}: {error}".splitlines()[0][:80]
                 continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +13,9 @@ from ..kvcache.storage import KVStorage
 from ..models.decoder import Decoder
 from ..models.decoder_config import DecoderConfig
 from ..models.decoder_weights import load_decoder_weights
+from ..outputs import StepOutput
 from ..sampling.params import SamplingParams
+from .machine import seconds_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,20 +99,16 @@ class Served:
                 made[request_id] += [token for _, token in tokens]
         return list(made.values())
 
-    def decode_seconds(self, prompts: list[list[int]], steps: int, timed: Callable[[Callable], float]) -> list[float]:
+    def decode_seconds(self, prompts: list[list[int]], steps: int) -> list[float]:
         """Seconds of each of `steps` steps in which every sequence gets one token."""
         params = SamplingParams(temperature=0, max_tokens=steps + 8, ignore_eos=True)
         for prompt in prompts:
             self.core.add_request(prompt, params)
         seconds = []
         while self.core.has_work:
-            out = None
-
-            def step():
-                nonlocal out
-                out = self.core.step()
-
-            taken = timed(step)
+            outputs: list[StepOutput] = []
+            taken = seconds_of(lambda o=outputs: o.append(self.core.step()))
+            (out,) = outputs
             if out.scheduled and set(out.scheduled.values()) == {1} and len(out.scheduled) == len(prompts):
                 seconds.append(taken)
         return seconds[4 : 4 + steps]
@@ -133,14 +129,3 @@ def transformers_generate(model: PreTrainedModel, prompts: list[list[int]], new_
         sizes["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=pages + 1, max_batch_tokens=512)
     outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False, **sizes)
     return [output.generated_tokens for output in outputs.values()]
-
-
-def wall_seconds(call: Callable[[], object]) -> float:
-    """Until the device has finished."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start

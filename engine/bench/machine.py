@@ -6,10 +6,17 @@ Both move from minute to minute on a shared machine, so they are taken between t
 from __future__ import annotations
 
 import platform
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from ..info import EngineInfo
+    from ..models.base import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +29,12 @@ def measure_ceilings(dtype: torch.dtype, weights: torch.Tensor) -> Ceilings:
     """Best of three: one pass over `weights` (uint8, as large as the model's), and one product of 1536³."""
     words = weights.view(torch.int64)
     a = torch.randn(1536, 1536).to(dtype)
-    read = min(_seconds(words.sum) for _ in range(3))
-    multiply = min(_seconds(lambda: a @ a) for _ in range(3))
+    read = min(seconds_of(words.sum) for _ in range(3))
+    multiply = min(seconds_of(lambda: a @ a) for _ in range(3))
     return Ceilings(weights.numel() / read, 2 * 1536**3 / multiply)
 
 
-def buffer_like(weight_bytes: int) -> torch.Tensor:
-    """Memory to measure bandwidth on: touched, as large as the weights, a multiple of 8 bytes."""
-    return torch.ones(-(-weight_bytes // 8) * 8, dtype=torch.uint8)
-
-
-def describe() -> dict[str, str]:
+def facts(info: EngineInfo, workload: str, ceilings: Ceilings) -> dict[str, str]:
     """The lines that stand above every table."""
     import numba
     import transformers
@@ -41,6 +43,9 @@ def describe() -> dict[str, str]:
         "machine": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"Numba {numba.__version__}, transformers {transformers.__version__}",
+        "model": f"{info.model_name}, {info.dtype}, from {info.weights_source}",
+        "workload": workload,
+        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s (last)",
     }
 
 
@@ -53,7 +58,33 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _seconds(call) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call, on a GPU until the device has finished."""
+    _finish()
     start = time.perf_counter()
     call()
+    _finish()
     return time.perf_counter() - start
+
+
+def _finish() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def alternate(runs: dict[str, Callable[[], float]], repeats: int, spec: ModelSpec) -> tuple[dict[str, float], Ceilings]:
+    """Median of what each run measures (seconds), taken in turns, and the median ceilings measured between the turns.
+
+    The ratios then hold on a machine whose speed moves from minute to minute. Each is run once before, to warm.
+    """
+    buffer = torch.ones(-(-spec.weight_bytes // 8) * 8, dtype=torch.uint8)  # touched, as large as the weights
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    ceilings = []
+    for run in runs.values():
+        run()
+    for _ in range(repeats):
+        for name, run in runs.items():
+            taken[name].append(run())
+        ceilings.append(measure_ceilings(spec.dtype, buffer))
+    ceilings.sort(key=lambda c: c.bytes_per_second)
+    return {name: statistics.median(values) for name, values in taken.items()}, ceilings[len(ceilings) // 2]

@@ -6,47 +6,47 @@ without padding errors; continuous batching is the difference that the table sho
 
 from __future__ import annotations
 
-import statistics
-import time
+from functools import partial
 
 import torch
 
-from .machine import describe
+from .floor import workload_floor
+from .machine import alternate, facts, seconds_of
 from .peers import Kvscope, Transformers
 from .report import print_table
 
-HEADERS = ["engine", "requests", "output tokens", "seconds", "output tok/s", "total tok/s", "ratio"]
+HEADERS = ["engine", "requests", "output tokens", "seconds", "output tok/s", "total tok/s", "ratio", "share of floor"]
 
 
 def run(options) -> int:
     ours = Kvscope(options.model, options.dtype, max_num_seqs=options.max_num_seqs)
-    spec = ours.engine.info.spec
+    info = ours.engine.info
+    spec = info.spec
     theirs = Transformers(options.model, spec.dtype)
     requests = make_requests(options.requests, spec.vocab_size, options.seed)
-    runs = {"kvscope": [], "transformers": []}
-    for name, call in (("kvscope", _run_ours), ("transformers", _run_static)):
-        call(ours if name == "kvscope" else theirs, requests[:4], options.max_num_seqs)  # warm
-    for _ in range(options.repeats):
-        runs["kvscope"].append(_timed(_run_ours, ours, requests, options.max_num_seqs))
-        runs["transformers"].append(_timed(_run_static, theirs, requests, options.max_num_seqs))
-    source = ours.engine.info.weights_source
+    seconds, ceilings = alternate(
+        {
+            ours.name: partial(seconds_of, partial(_run_ours, ours, requests)),
+            theirs.name: partial(seconds_of, partial(_run_static, theirs, requests, options.max_num_seqs)),
+        },
+        options.repeats,
+        spec,
+    )
     ours.close()
-
-    prompt_tokens = sum(len(prompt) for prompt, _ in requests)
     output_tokens = sum(new for _, new in requests)
-    slowest = statistics.median(runs["transformers"])
-    rows = []
-    for name, seconds in ((name, statistics.median(values)) for name, values in runs.items()):
-        rows.append(
-            [name, len(requests), output_tokens, seconds, output_tokens / seconds,
-             (prompt_tokens + output_tokens) / seconds, slowest / seconds]
-        )  # fmt: skip
-    facts = describe() | {
-        "model": f"{spec.name}, {str(spec.dtype).removeprefix('torch.')}, from {source}",
-        "workload": f"prompts of 32 to 256 tokens, 16 to 128 new tokens, seed {options.seed}, "
-        f"at most {options.max_num_seqs} at once, median of {options.repeats} alternations",
-    }
-    print_table("kvscope bench throughput", facts, HEADERS, rows, options.json)
+    total_tokens = output_tokens + sum(len(prompt) for prompt, _ in requests)
+    sizes = [(len(prompt), new) for prompt, new in requests]
+    least = workload_floor(spec, ceilings, sizes, max_num_seqs=options.max_num_seqs)
+    rows: list[list] = [
+        [name, len(requests), output_tokens, took, output_tokens / took, total_tokens / took,
+         seconds[theirs.name] / took, f"{least / took:.0%}"]
+        for name, took in (*seconds.items(), ("floor", least))
+    ]  # fmt: skip
+    workload = (
+        f"prompts of 32 to 256 tokens, 16 to 128 new tokens, seed {options.seed}, at most {options.max_num_seqs} at "
+        f"once, median of {options.repeats} alternations"
+    )
+    print_table("kvscope bench throughput", facts(info, workload, ceilings), HEADERS, rows, options.json)
     return 0
 
 
@@ -62,7 +62,7 @@ def make_requests(count: int, vocab_size: int, seed: int) -> list[tuple[list[int
     return requests
 
 
-def _run_ours(peer: Kvscope, requests, max_num_seqs: int) -> None:
+def _run_ours(peer: Kvscope, requests) -> None:
     from ..sampling.params import SamplingParams
 
     handles = [
@@ -82,9 +82,3 @@ def _run_static(peer: Transformers, requests, max_num_seqs: int) -> None:
         for start in range(0, len(group), max_num_seqs):
             batch = group[start : start + max_num_seqs]
             peer.generate([prompt for prompt, _ in batch], max(new for _, new in batch))
-
-
-def _timed(call, *arguments) -> float:
-    start = time.perf_counter()
-    call(*arguments)
-    return time.perf_counter() - start

@@ -32,3 +32,20 @@ def test_help_imports_nothing_heavy(command):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.rstrip().endswith("[]"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["latency", "--new", "1"], "argument --new: '1' must be a whole number of at least 2"),
+        (["latency", "--repeats", "0"], "argument --repeats: '0' must be a whole number of at least 1"),
+        (["latency", "--batch", "4", "-3"], "argument"),
+        (["throughput", "--requests", "many"], "argument --requests: 'many' must be a whole number of at least 1"),
+        (["throughput", "--max-num-seqs", "0"], "argument --max-num-seqs: '0' must be a whole number of at least 1"),
+        (["latency", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+    ],
+)
+def test_a_number_that_no_benchmark_can_use_is_one_sentence(capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        main(["bench", *arguments])
+    assert words in capsys.readouterr().err.splitlines()[-1]
