@@ -1,0 +1,66 @@
+"""The benchmarks run, print what they promise, and their floors follow from the model's sizes."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kvscope.engine.bench import add_parser
+from kvscope.engine.bench.floor import prefill_floor, workload_floor
+from kvscope.engine.bench.machine import Ceilings, alternate
+
+SPEC = SimpleNamespace(vocab_size=10, hidden_size=4, num_parameters=100, tied_embeddings=True, dtype=torch.float32,
+                       num_heads=2, head_dim=2, num_layers=3, kv_bytes_per_token=96)  # fmt: skip
+BYTES_ALONE = Ceilings(bytes_per_second=1.0, flops_per_second=1e30)
+FLOPS_ALONE = Ceilings(bytes_per_second=1e30, flops_per_second=1.0)
+
+
+def test_the_floor_of_a_workload_reads_the_weights_once_a_step_and_computes_every_token_once():
+    """One sequence at a time of prompts 5 and 3, outputs 4 and 2: six steps; KV read is that of all tokens before each."""
+    requests = [(5, 4), (3, 2)]
+    least = workload_floor(SPEC, BYTES_ALONE, requests, max_num_seqs=1)
+    assert least == pytest.approx(6 * 100 * 4 + (5 + 6 + 7 + 8 + 3 + 4) * 96)
+    assert workload_floor(SPEC, BYTES_ALONE, requests, max_num_seqs=2) == pytest.approx(least - 2 * 100 * 4)
+    least = workload_floor(SPEC, FLOPS_ALONE, requests, max_num_seqs=1)
+    pairs = sum(range(1, 9)) + sum(range(1, 5))
+    assert least == pytest.approx(2 * 60 * (8 + 4) + 2 * 40 * 6 + 4 * pairs * 2 * 2 * 3)
+
+
+def test_a_workload_of_one_prompt_and_one_token_is_a_prefill():
+    for ceilings in (BYTES_ALONE, FLOPS_ALONE):
+        alone = workload_floor(SPEC, ceilings, [(7, 1)], max_num_seqs=1)
+        assert alone == pytest.approx(prefill_floor(SPEC, ceilings, batch=1, prompt=7))
+
+
+def test_runs_take_turns_and_the_median_counts():
+    turns = []
+
+    def run(name, seconds):
+        turns.append(name)
+        return next(seconds)
+
+    first, second = iter([9.0, 1.0, 5.0, 2.0]), iter([9.0, 7.0, 8.0, 9.0])
+    spec = SimpleNamespace(weight_bytes=64, dtype=torch.float32)
+    seconds, ceilings = alternate({"a": lambda: run("a", first), "b": lambda: run("b", second)}, 3, spec)
+    assert seconds == {"a": 2.0, "b": 8.0} and turns == ["a", "b"] * 4
+    assert ceilings.bytes_per_second > 0 and ceilings.flops_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows", "column"),
+    [
+        (["latency", "--batch", "1", "2", "--prompt", "8", "--new", "2"], 3, "phase"),
+        (["throughput", "--requests", "2", "--max-num-seqs", "2"], 3, "engine"),
+    ],
+)
+def test_a_benchmark_prints_a_floor_and_a_peer_for_every_figure(tiny_folder, tmp_path, capsys, arguments, rows, column):
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    file = tmp_path / "figures.json"
+    common = ["--model", str(tiny_folder), "--dtype", "float32", "--repeats", "1", "--json", str(file)]
+    options = parser.parse_args(["bench", *arguments, *common])
+    assert options.run(options) == 0
+    printed, figures = capsys.readouterr().out, json.loads(file.read_text())
+    assert "transformers" in printed and "floor" in printed and "GB/s" in figures["ceilings"]
+    assert len(figures["rows"]) == rows and all(row[column] and row["share of floor"] for row in figures["rows"])
