@@ -1,7 +1,7 @@
 """The settings under which greedy text must not change, and the run that tries one of them on a tiny model.
 
 A setting is one point of: block size × chunk budget × prefix cache × pool × company. Seven prompts of 1 to 60 tokens, two
-of them sharing a prefix of 33, 20 new tokens each; oracle ids come from transformers, one prompt at a time.
+of them sharing a prefix of 33, 24 new tokens each; oracle ids come from transformers, one prompt at a time.
 
 cache    off; cold (on, nothing in it); warm (on, and all requests have run before)
 pool     ample; small: too small for the seven, so that some lose their blocks and are computed again. Alone nobody takes
@@ -63,7 +63,11 @@ def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
         assert serve(core, prompts)[0] == expected(folder)[: len(prompts)]
     outputs, preemptions, cached = serve(core, prompts, by_hand=(setting.pool, setting.company) == ("small", "alone"))
     assert outputs == expected(folder)[: len(prompts)]
-    assert (preemptions > 0) == (setting.pool == "small")
+    has_windows = any(group.window for group in model.spec.kv_groups)
+    if (
+        setting.pool == "ample" or not has_windows
+    ):  # with windows seven short requests may fit into what one long prefill needs
+        assert (preemptions > 0) == (setting.pool == "small")
     if setting.cache == "off":
         assert cached == 0
     if setting.cache == "warm" and setting.pool == "ample":
@@ -72,11 +76,13 @@ def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
 
 
 def make_core(model: Model, kernels: Ops, setting: Setting, prompts: list[list[int]]) -> EngineCore:
-    needed = [-(-(len(prompt) + NEW_TOKENS) // setting.block_size) for prompt in prompts]
-    if setting.pool == "ample":
-        num_blocks = 2 + 2 * sum(needed)  # twice, so that a warm cache loses nothing to the run that reads it
+    groups, size = model.spec.kv_groups, setting.block_size
+    lengths = [len(prompt) + NEW_TOKENS for prompt in prompts]
+    if setting.pool == "ample":  # twice, so that a warm cache loses nothing to the run that reads it
+        num_blocks = 2 + 2 * len(groups) * sum(-(-length // size) for length in lengths)
     else:
-        num_blocks = 1 + max(needed) + (setting.company != "alone")
+        largest = max(sum(g.most_blocks(length, size, setting.chunk) for g in groups) for length in lengths)
+        num_blocks = 1 + largest + (setting.company != "alone")
     config = EngineConfig(
         block_size=setting.block_size,
         num_blocks=num_blocks,
