@@ -29,7 +29,6 @@ from kvscope.kernels.cpu import compiler
 
 from .delivery import deliver, deliver_ends
 from .events import Cause, EventKind
-from .gil import prompt_switching
 from .handle import EngineClosed, describe, wait
 from .outputs import StepOutput
 from .record import RequestRecord
@@ -37,6 +36,7 @@ from .registry import RequestRegistry
 from .request import RequestRefused
 from .snapshot import EngineSnapshot
 from .text.sample_text import SampleText
+from .undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from .core import EngineCore
@@ -201,7 +201,7 @@ class Driver:
             self._commands.get()()
             self._run_commands()
             return
-        with prompt_switching():
+        with undisturbed():
             while core.has_work and not self.paused and not self._closing:
                 self._step(core)
                 self._run_commands()

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 from kvscope.engine import Engine, EngineClosed, SamplingParams
+from kvscope.engine.undisturbed import undisturbed
 from serving import OPTIONS, engine_threads
 
 PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -274,6 +275,33 @@ def test_a_busy_main_thread_does_not_starve_the_engine(make_scripted):
     engine.wait_idle(10)
     time.sleep(0.05)
     assert sys.getswitchinterval() == interval
+
+
+def test_full_collections_are_rare_while_steps_run_and_the_users_thresholds_come_back(make_scripted):
+    engine, model = make_scripted([65])
+    seen = []
+    forward = model.forward
+    model.forward = lambda batch, storage: (seen.append(gc.get_threshold()), forward(batch, storage))[1]
+    young, middle, old = before = gc.get_threshold()
+    engine.generate([[1]], SamplingParams(temperature=0, max_tokens=3))
+    engine.snapshot()  # behind the last step
+    until_idle = time.monotonic() + 10
+    while gc.get_threshold() != before and time.monotonic() < until_idle:
+        time.sleep(0.002)
+    assert set(seen) == {(young, middle, 10 * old)} and gc.get_threshold() == before
+
+
+def test_what_a_user_sets_while_steps_run_stays(make_scripted):
+    before = gc.get_threshold(), sys.getswitchinterval()
+    with undisturbed():
+        with undisturbed():
+            gc.set_threshold(500, 5, 5)
+        sys.setswitchinterval(0.001)
+    try:
+        assert gc.get_threshold() == (500, 5, 5) and sys.getswitchinterval() == pytest.approx(0.001)
+    finally:
+        gc.set_threshold(*before[0])
+        sys.setswitchinterval(before[1])
 
 
 def test_ten_thousand_requests_leave_queues_events_and_memory_bounded(make_scripted):
