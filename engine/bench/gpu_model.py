@@ -58,6 +58,9 @@ class StateDict:
     def unread(self) -> list[str]:
         return sorted(self._tensors.keys() - self._read)
 
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        assert tuple(self._tensors[name].shape) == shape, name
+
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(shape, dtype=dtype)
         self.read_into(name, out)
