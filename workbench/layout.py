@@ -255,7 +255,8 @@ class Screen:
             self.width = values[0]
         if kind == "period":
             self.period = min(SLOWEST_PERIOD, max(PERIOD, float(values[0])))
-        self._on_message(self, kind, *values)
+        else:
+            self._on_message(self, kind, *values)
 
     # -- one tick -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+from kvscope.workbench.viewer import BURST, CPU_SHARE
 from lab_pages import Lab, Watched, our_errors
 
 OPEN = """
@@ -110,8 +111,7 @@ def test_it_moves_while_a_cell_blocks_and_pause_works(lab: Lab, book, shots):
     end_the_cell(lab, watched)
     ticks, cpu, wall = ast.literal_eval(printed(watched, "COST").removeprefix("COST "))
     print(f"viewer: {ticks} ticks, {cpu / ticks * 1000:.2f} ms each, {cpu / wall:.2%} of wall time")
-    # The viewer's own budget is 2 %. What a person asks for is answered beyond it, and a busy machine makes a tick dearer.
-    assert cpu <= 0.05 * wall + 0.5
+    assert cpu <= CPU_SHARE * wall + BURST + 0.25  # beside its budget: the first picture and the answers to two clicks
     assert our_errors(watched) == []
     assert watched.refused == []
 

@@ -80,14 +80,14 @@ def test_a_newcomer_runs_all_and_watches(newcomer, shots):
                 notebook.evaluate("(panel) => panel.scrollTo(0, 0)")
             page.wait_for_timeout(100)
 
-    watch(15, enough=3)
+    watch(15, enough=4)
     page.screenshot(path=shots / "quickstart-running.png")
     notebook.evaluate("(panel) => panel.scrollTo(0, 1e6)")
     page.wait_for_selector(f".jp-InputPrompt >> text=[{num_cells}]:", timeout=90_000)
     notebook.evaluate("(panel) => panel.scrollTo(0, 0)")
     page.click("text=Submit request", timeout=30_000)
     watch(30, enough=3)
-    assert len(pools) >= 2 and len(texts) >= 2, f"{len(pools)} pictures of the pool, {len(texts)} of the text"
+    assert len(pools) >= 4 and len(texts) >= 4, f"{len(pools)} pictures of the pool, {len(texts)} of the text"
     page.locator(".jp-MarkdownCell").first.click()  # the keys are the notebook's again
     newcomer.save(watched)
     saved = nbformat.read(newcomer.folder / "00_quickstart.ipynb", as_version=4)
