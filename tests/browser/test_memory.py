@@ -20,7 +20,7 @@ wb.close()
 """
 
 
-@pytest.mark.parametrize("dtype", ["auto"])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_the_kernel_stays_small(lab: Lab, dtype):
     from kvscope.engine.models.hub import resolve
 
