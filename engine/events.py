@@ -10,13 +10,13 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | ADMITTED | from waiting to running | CAPACITY | prompt_tokens, cached_tokens, waited_steps |
 | CACHE_HIT | prefix found, once per admission | PREFIX_MATCH | cached_tokens, prompt_tokens, blocks, computed_for (request id) |
 | CACHE_MISS | prefix not (wholly) found | NEVER_SEEN, EVICTED, SALT_DIFFERS, FIRST_DIFFERENCE, FULL_BLOCKS_ONLY | matched_tokens, prompt_tokens, evicted_step, at_token |
-| ALLOCATED | a block was taken | PROMPT, DECODE, COPY_ON_WRITE, RECOMPUTE | logical (place in the table) |
+| ALLOCATED | a block was taken | PROMPT, DECODE, COPY_ON_WRITE, RECOMPUTE, RESERVED | logical (place in the table) |
 | SHARED | one more reader of a block | PREFIX_MATCH, FORK | ref_count |
 | FORKED | one request became n samples | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
-| COPIED | copy-on-write; block_id is the copy | SHARED_WRITE | source, source_generation, tokens, bytes, reader (request id), reader_child |
+| COPIED | copy-on-write; block_id is the copy | SHARED_WRITE, FORK | source, source_generation, tokens, bytes, reader (request id), reader_child |
 | NULLED | a block fell out of its group's window: the null block takes its place in the table | OUT_OF_WINDOW | logical, window |
 | PUBLISHED | a full block can now be found by its text | BLOCK_FULL | logical, tokens |
-| EVICTED | a cached block lost its text | LEAST_RECENTLY_USED, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; LEAST_RECENTLY_USED: needed_by (request id), needed_by_child |
+| EVICTED | a cached block lost its text | to make room, by what the strategy saw in it: LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED, FIRST_IN, MOST_RECENTLY_USED, NOT_HIT_TWICE, LOWEST_PRIORITY; else CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; to make room: needed_by (request id), needed_by_child |
 | FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, OUT_OF_WINDOW | cached (1: its text stays, 0: empty) |
 | PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
@@ -82,6 +82,7 @@ class Cause(StrEnum):
     PROMPT = "prompt"
     DECODE = "decode"
     RECOMPUTE = "recompute"
+    RESERVED = "reserved"
     COPY_ON_WRITE = "copy_on_write"
     SHARED_WRITE = "shared_write"
     FORK = "fork"
@@ -90,6 +91,11 @@ class Cause(StrEnum):
     BLOCK_FULL = "block_full"
     OUT_OF_WINDOW = "out_of_window"
     LEAST_RECENTLY_USED = "least_recently_used"
+    LEAST_FREQUENTLY_USED = "least_frequently_used"
+    FIRST_IN = "first_in"
+    MOST_RECENTLY_USED = "most_recently_used"
+    NOT_HIT_TWICE = "not_hit_twice"
+    LOWEST_PRIORITY = "lowest_priority"
     CACHE_RESET = "cache_reset"
     NO_FREE_BLOCK = "no_free_block"
     TOKEN_BUDGET = "token_budget"

@@ -49,9 +49,12 @@ def _join_names(names: Sequence[str]) -> str:
     return _join(names)
 
 
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
 def _who(event: Event, context: Context) -> str:
-    name = context.name(event.request_id, event.child)
-    return name[0].upper() + name[1:]
+    return _capital(context.name(event.request_id, event.child))
 
 
 def _request(event: Event) -> str:
@@ -79,11 +82,14 @@ _REASONS = {
     Cause.SALT_DIFFERS: "its cache salt differs", Cause.FIRST_DIFFERENCE: "its text differs from there on",
     Cause.FULL_BLOCKS_ONLY: "caching works in full blocks", Cause.EVICTED: "its text was evicted",
     Cause.PROMPT: "its prompt needs room", Cause.DECODE: "its next token needs room",
-    Cause.RECOMPUTE: "its tokens are computed again", Cause.COPY_ON_WRITE: "it wrote into a shared block",
+    Cause.RECOMPUTE: "its tokens are computed again", Cause.RESERVED: "all that it may need is reserved", Cause.COPY_ON_WRITE: "it wrote into a shared block",
     Cause.SHARED_WRITE: "another reader still needs the old one", Cause.FORK: "it split into samples",
     Cause.PARALLEL_SAMPLING: "several samples were asked for", Cause.BEAM_SEARCH: "beam search keeps several beams",
     Cause.BLOCK_FULL: "it is full", Cause.OUT_OF_WINDOW: "no token to come looks so far back",
     Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
+    Cause.LEAST_FREQUENTLY_USED: "it had been used least often", Cause.FIRST_IN: "it had been cached for longest",
+    Cause.MOST_RECENTLY_USED: "it had been used last", Cause.NOT_HIT_TWICE: "it had not been found twice",
+    Cause.LOWEST_PRIORITY: "it had served only the least important requests",
     Cause.CACHE_RESET: "the cache was reset", Cause.NO_FREE_BLOCK: "no block was free or evictable",
     Cause.TOKEN_BUDGET: "the token budget of this step is used up",
     Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
@@ -226,30 +232,35 @@ def _nulled(event: Event, context: Context) -> Sentence:
 
 
 def _evicted(event: Event, context: Context) -> Sentence:
-    if event.cause is Cause.CACHE_RESET:
+    if "needed_by" not in event.numbers:  # nobody took it: its text was withdrawn
         return Sentence(f"Block {event.block_id} was evicted {_because(event)}.", "Its text is no longer cached.")
     idle = _n(event, "idle_steps")
-    unused = (
-        f"It had been unused for longest ({_count(idle, 'step')})." if idle else "It had just lost its last reader."
-    )
+    if event.cause is Cause.LEAST_RECENTLY_USED and not idle:
+        chosen = "It had just lost its last reader."
+    else:
+        chosen = f"{_capital(_REASONS[event.cause])} ({_count(idle, 'step')})."
     return Sentence(
         f"Block {event.block_id} was evicted because {_needed_by(event, context)} needed a block and none was free.",
-        f"{unused} Its text is no longer cached.",
+        f"{chosen} Its text is no longer cached.",
     )
 
 
 def evicted_together(events: Sequence[Event], context: Context) -> Sentence:
     blocks = [str(e.block_id) for e in events]
     ids = f" ({_join(blocks)})" if len(blocks) <= 3 else ""
+    if any("needed_by" not in e.numbers for e in events):
+        return Sentence(
+            f"{len(blocks)} blocks{ids} were evicted {_because(events[0])}.", "Their text is no longer cached."
+        )
     names = list(dict.fromkeys(_needed_by(e, context) for e in events))
     who = _join_names(names) if len(names) <= 3 else f"{len(names)} sequences"
     idle = sorted(_n(e, "idle_steps") for e in events)
     span = _count(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {_count(idle[-1], 'step')}"
+    causes = {e.cause for e in events}
+    chosen = f"They {_REASONS[events[0].cause].removeprefix('it ')} ({span})."
     return Sentence(
         f"{len(blocks)} blocks{ids} were evicted because {who} needed room and none was free.",
-        f"They had been unused for longest ({span})."
-        if ids
-        else f"They had been unused for {span}; the first was block {blocks[0]}.",
+        chosen if ids and len(causes) == 1 else f"They had been unused for {span}; the first was block {blocks[0]}.",
     )
 
 

@@ -1,17 +1,20 @@
 """The pool of KV blocks: who may take one, who still reads one, and which is given up next.
 
-A block is free when nobody reads it. Free blocks stand in one doubly linked queue that is also the eviction order:
+A block is free when nobody reads it. Free blocks stand in one line:
 
-    front                                                                         back
-    [ empty blocks ............ | cached: unused for longest .... unused for shortest ]
-      taken first, last in first                       taken when no empty block is left
+    [ empty blocks ............ | cached: the next to be evicted .... the last ]
+      taken first, last in first    taken when no empty block is left
 
-A freed block that still holds findable text (it is *cached*) goes to the back, one without goes to the front, so a
-taken block costs nothing as long as an empty one is left. Taking a cached block evicts it: its text is removed from
-the prefix index before the id is given out. Every id carries a generation, raised each time it is given out.
+A freed block that still holds findable text (it is *cached*) goes where the eviction strategy puts it, one without to the
+front, so a taken block costs nothing as long as an empty one is left. Taking a cached block evicts it: its text is
+removed from the prefix cache before the id is given out. Every id carries a generation, raised each time it is given out.
 
-Block 0 is the null block: padding of block tables, never given out, always pinned. All operations are O(1),
-whatever the size of the pool. This module knows ids only: no request, no token and no tensor.
+Cached text may continue that of another block, which stands `before` it in a table. Whoever reads a block reads the one
+before it too, and a block goes only when nothing cached continues it, so that empty, cached and read blocks always add up
+to the pool and every free one can be had.
+
+Block 0 is the null block: padding of block tables, never given out, always pinned. All operations are O(1), or
+O(log n) with a strategy other than lru. This module knows ids only: no request, no token and no tensor.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..events import Cause
 from ..snapshot import BlockState
+from .eviction import STRATEGIES, EvictionQueue
 
 NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Reference counts, generations and the free queue of `num_blocks` blocks (the null block included).
+    """Reference counts, generations and the free blocks of `num_blocks` blocks (the null block included).
 
     The scalars live in `array.array`: indexing gives plain Python integers, and numpy views of the same memory make a
     snapshot a few array copies.
     """
 
-    def __init__(self, num_blocks: int):
+    def __init__(self, num_blocks: int, eviction_policy: str = "lru"):
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 2, the null block and one to give out")
         self.num_blocks = num_blocks
@@ -41,14 +46,25 @@ class BlockPool:
         self.generation = array("i", bytes(4 * num_blocks))
         self.filled = array("i", bytes(4 * num_blocks))  # slots written
         self.last_used_step = array("i", bytes(4 * num_blocks))  # when its last reader left, or it was hit
-        self.is_cached = array("b", bytes(num_blocks))  # 1: the prefix index can find its text
+        self.is_cached = array("b", bytes(num_blocks))  # 1: the prefix cache can find its text
+        self.before = array("i", bytes(4 * num_blocks))  # the cached block whose text it continues, 0 none
+        self.num_after = array("i", bytes(4 * num_blocks))  # cached blocks that continue its text
+        # What eviction goes by; uses and publications are counted together, so that a number says which came later.
+        self.last_use = array("q", bytes(8 * num_blocks))
+        self.published = array("q", bytes(8 * num_blocks))
+        self.hits = array("i", bytes(4 * num_blocks))  # since it was published
+        self.priority = array("q", bytes(8 * num_blocks))  # of its most important request: the lowest number
+        self._uses = 0
         self.ref_count[NULL_BLOCK] = 1
-        # The free queue as a ring through the null block, which is never free: _next[0] is the front, _prev[0] the back.
-        self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
-        self._prev = array("i", [num_blocks - 1, *range(num_blocks - 1)])
-        self.num_free = num_blocks - 1  # empty and cached ones
+        self._empty = list(range(num_blocks - 1, 0, -1))  # a stack
+        self._cached: EvictionQueue = STRATEGIES[eviction_policy](self)  # without a reader
         self.num_free_cached = 0
         self.used_slots = 0  # slots written in blocks that have a reader, each block once
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a reader, empty and cached ones."""
+        return len(self._empty) + self.num_free_cached
 
     @property
     def num_used(self) -> int:
@@ -60,17 +76,27 @@ class BlockPool:
     @property
     def front(self) -> int:
         """The block that `take` gives out next; the null block when none is free."""
-        return self._next[NULL_BLOCK]
+        if self._empty:
+            return self._empty[-1]
+        return self._cached.first() if self.num_free_cached else NULL_BLOCK
 
     def take(self) -> int:
         """Give out the block at the front, empty and with one reader. Whoever calls removes a cached block's text
-        first (`uncache`); taking a block whose text can still be found is an error, as is taking from an empty queue."""
-        block = self._next[NULL_BLOCK]
-        if block == NULL_BLOCK:
+        first (`uncache`); taking a block whose text can still be found is an error, as is taking when none is free."""
+        if not self._empty:
+            if self.num_free_cached:
+                raise RuntimeError(
+                    f"block {self.front} still holds findable text: it must be evicted before it is taken"
+                )
             raise RuntimeError(f"no free block: all {self.num_blocks - 1} blocks have readers")
-        if self.is_cached[block]:
-            raise RuntimeError(f"block {block} still holds findable text: it must be evicted before it is taken")
-        self._unlink(block)
+        return self._give_out(self._empty.pop())
+
+    def take_at(self, block: int) -> int:
+        """Give out this empty block, whatever stands before it. O(number of empty blocks)."""
+        self._empty.remove(block)
+        return self._give_out(block)
+
+    def _give_out(self, block: int) -> int:
         self.ref_count[block] = 1
         self.generation[block] += 1
         self.filled[block] = 0
@@ -82,7 +108,7 @@ class BlockPool:
         if count == 1:
             if not self.is_cached[block]:
                 raise RuntimeError(f"block {block} is free and holds no findable text: it cannot be shared")
-            self._unlink(block)
+            self._cached.remove(block)
             self.num_free_cached -= 1
             self.used_slots += self.filled[block]
         self.ref_count[block] = count
@@ -97,13 +123,13 @@ class BlockPool:
         if count:
             return False
         self.last_used_step[block] = step
+        self.last_use[block] = self._count_use()
         self.used_slots -= self.filled[block]
         if self.is_cached[block]:
-            self._link(self._prev[NULL_BLOCK], block)
+            self._cached.add(block)
             self.num_free_cached += 1
         else:
-            self.filled[block] = 0
-            self._link(NULL_BLOCK, block)
+            self._empty_out(block)
         return True
 
     def fill(self, block: int, slots: int) -> None:
@@ -113,53 +139,72 @@ class BlockPool:
 
     # --- findable text --------------------------------------------------------------------------------------------
 
-    def cache(self, block: int) -> None:
-        """The block's text can be found from now on; the block has a reader."""
+    def cache(self, block: int, before: int = NULL_BLOCK, priority: int = 0) -> None:
+        """The block's text can be found from now on, as that which continues `before`; both have a reader."""
         if self.ref_count[block] < 1:
             raise RuntimeError(f"block {block} has no reader: its text cannot become findable")
+        if before != NULL_BLOCK and not (self.is_cached[before] and self.ref_count[before]):
+            raise RuntimeError(f"block {block} cannot continue block {before}, which is not cached or has no reader")
+        if self.is_cached[block]:
+            raise RuntimeError(f"block {block} is cached already")
         self.is_cached[block] = 1
+        self.before[block] = before
+        self.num_after[before] += 1
+        self.published[block] = self._count_use()
+        self.hits[block] = 0
+        self.priority[block] = priority
+
+    def hit(self, block: int, priority: int = 0) -> int:
+        """`share` by a request that found the block's text."""
+        self.hits[block] += 1
+        self.priority[block] = min(self.priority[block], priority)
+        return self.share(block)
 
     def uncache(self, block: int) -> None:
         """The block's text cannot be found any more. A free block moves to the front, where empty ones stand."""
         if not self.is_cached[block]:
             return
+        if self.num_after[block]:
+            raise RuntimeError(
+                f"block {block} cannot lose its text before the {self.num_after[block]} that continue it"
+            )
         self.is_cached[block] = 0
+        before = self.before[block]
+        self.num_after[before] -= 1
+        if before != NULL_BLOCK and not self.num_after[before] and not self.ref_count[before]:
+            self._cached.add(before)  # it is an end of text now
         if self.ref_count[block] == 0:
+            self._cached.remove(block)
             self.num_free_cached -= 1
-            self.filled[block] = 0
-            self._unlink(block)
-            self._link(NULL_BLOCK, block)
+            self._empty_out(block)
 
-    # --- the queue ------------------------------------------------------------------------------------------------
+    def after(self, block: int) -> list[int]:
+        """Cached blocks that continue the text of this one. O(number of blocks): for rare operations."""
+        cached = np.frombuffer(self.is_cached, np.int8) == 1
+        return np.flatnonzero(cached & (np.frombuffer(self.before, np.int32) == block)).tolist()
 
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self._next[block] = self._prev[block] = -1
-        self.num_free -= 1
+    def _empty_out(self, block: int) -> None:
+        self.filled[block] = 0
+        self._empty.append(block)
 
-    def _link(self, before: int, block: int) -> None:
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block
-        self._prev[block], self._next[block] = before, after
-        self.num_free += 1
+    def _count_use(self) -> int:
+        self._uses += 1
+        return self._uses
+
+    # --- for those who look ---------------------------------------------------------------------------------------
 
     def free_queue(self) -> Iterator[int]:
-        """Free blocks, front to back."""
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            yield block
-            block = self._next[block]
+        """Free blocks in the order in which they are taken."""
+        yield from reversed(self._empty)
+        yield from self._cached.order()
+
+    def why_evicted(self, block: int) -> Cause:
+        """Why the cached block at the front stands there."""
+        return self._cached.why(block)
 
     def eviction_order(self) -> np.ndarray:
-        """Free cached blocks, the next to be evicted first: int32. They are the back part of the queue."""
-        order = np.empty(self.num_free_cached, np.int32)
-        block, previous = self._prev[NULL_BLOCK], self._prev
-        for i in range(self.num_free_cached - 1, -1, -1):
-            order[i] = block
-            block = previous[block]
-        return order
+        """Free cached blocks, the next to be evicted first: int32."""
+        return np.array(self._cached.order(), np.int32)
 
     def states(self) -> np.ndarray:
         """BlockState of every block: uint8 [num_blocks]."""
@@ -171,26 +216,36 @@ class BlockPool:
         return state
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the queue, the counters and the reference counts disagree."""
-        queue = []
-        for block in self.free_queue():
-            queue.append(block)
-            if len(queue) >= self.num_blocks:
-                raise RuntimeError("the free queue runs in a circle")
-        if len(queue) != self.num_free:
-            raise RuntimeError(f"the free queue holds {len(queue)} blocks, its counter says {self.num_free}")
-        if len(set(queue)) != len(queue):
-            raise RuntimeError("a block stands in the free queue twice")
-        free = {block for block in range(1, self.num_blocks) if self.ref_count[block] == 0}
-        if free != set(queue):
-            raise RuntimeError(f"blocks {sorted(free ^ set(queue))} are free or queued, but not both")
-        if min(self.ref_count) < 0:
-            raise RuntimeError(f"block {self.ref_count.index(min(self.ref_count))} has a negative reference count")
-        cached = [bool(self.is_cached[block]) for block in queue]
-        if cached != sorted(cached):
-            raise RuntimeError("a cached block stands before an empty one in the free queue")
-        if sum(cached) != self.num_free_cached or self.num_free_cached != len(self.eviction_order()):
-            raise RuntimeError(f"{sum(cached)} free blocks are cached, the counter says {self.num_free_cached}")
-        slots = sum(self.filled[b] for b in range(1, self.num_blocks) if self.ref_count[b])
+        """Raise RuntimeError where the free blocks, the counters, the chains of text and the reference counts disagree."""
+        blocks, readers = range(1, self.num_blocks), self.ref_count
+        if min(readers) < 0:
+            raise RuntimeError(f"block {readers.index(min(readers))} has a negative reference count")
+        order = self._cached.order()
+        for kind, queue, cached in (("empty", self._empty, 0), ("cached", order, 1)):
+            if len(set(queue)) != len(queue):
+                raise RuntimeError(f"a block stands among the free {kind} ones twice")
+            expected = {b for b in blocks if readers[b] == 0 and self.is_cached[b] == cached}
+            if expected != set(queue):
+                raise RuntimeError(
+                    f"blocks {sorted(expected ^ set(queue))} are free and {kind}, or queued so, but not both"
+                )
+        if self.num_free_cached != len(order):
+            raise RuntimeError(f"{len(order)} free blocks are cached, the counter says {self.num_free_cached}")
+        num_after = [0] * self.num_blocks
+        for block in (b for b in blocks if self.is_cached[b]):
+            before = self.before[block]
+            num_after[before] += 1
+            if before != NULL_BLOCK and (not self.is_cached[before] or (readers[block] and not readers[before])):
+                raise RuntimeError(
+                    f"block {block} continues block {before}, which is not cached or may be evicted before it"
+                )
+        if num_after != self.num_after.tolist():
+            wrong = next(b for b in range(self.num_blocks) if num_after[b] != self.num_after[b])
+            raise RuntimeError(
+                f"{num_after[wrong]} blocks continue block {wrong}, its counter says {self.num_after[wrong]}"
+            )
+        if lost := {b for b in order if not self.num_after[b]} - set(self._cached.ends()):
+            raise RuntimeError(f"blocks {sorted(lost)} may be evicted, and the eviction queue does not know them")
+        slots = sum(self.filled[b] for b in blocks if readers[b])
         if slots != self.used_slots:
             raise RuntimeError(f"{slots} slots are written in used blocks, the counter says {self.used_slots}")

@@ -52,6 +52,19 @@ class BlockTables:
         self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, groups=groups)
         self._copies: list[list[tuple[int, int]]] = [[] for _ in groups]
 
+    # --- what a request needs ---------------------------------------------------------------------------------------
+
+    limit_words = "the pool has"  # before `most_for_one` blocks
+
+    @property
+    def most_for_one(self) -> int:
+        """The most blocks that one sequence can ever have."""
+        return self.pool.num_blocks - 1
+
+    def needs(self, num_prompt: int, max_tokens: int) -> int:
+        """The most blocks that a sample of this request ever holds at once; the KV of its last token is never written."""
+        return self.blocks_for(num_prompt + max_tokens - 1)
+
     def blocks_for(self, num_tokens: int) -> int:
         """The most blocks that a sequence of this many tokens ever holds at once, over all groups."""
         return sum(group.most_blocks(num_tokens, self.block_size, self.chunk) for group in self.groups)
@@ -59,6 +72,10 @@ class BlockTables:
     def held(self, seq: Sequence) -> int:
         """Blocks that stand in the sequence's tables, over all groups."""
         return sum(len(table) - table.count(NULL_BLOCK) for table in seq.block_tables)
+
+    def reserved_tokens(self, seq: Sequence) -> int:
+        """Tokens for which memory is set aside; with paging, those of the blocks that it holds."""
+        return self.held(seq) * self.block_size // len(self.groups)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -85,6 +102,14 @@ class BlockTables:
         ref_count, found = self.pool.ref_count, [block for table in self._found(nodes) for block in table if block]
         revived = sum(ref_count[block] == 0 for block in found)
         return self.blocks_for(seq.num_tokens) - len(found) + revived
+
+    def available(self, seq: Sequence) -> int:
+        """Free blocks that this sequence could use."""
+        return self.pool.num_free
+
+    def still_to_take(self, seq: Sequence) -> int:
+        """Blocks that an admitted prefill will still need."""
+        return max(0, self.blocks_for(seq.prefill_end) - self.held(seq))
 
     def _found(self, nodes: list[PrefixNode]) -> list[list[int]]:
         """The tables with which a sequence that begins with this text starts: the null block where nobody looks any more."""
@@ -137,7 +162,7 @@ class BlockTables:
             "needed_by": needed_by.request.id,
             "needed_by_child": needed_by.child,
         }
-        self._uncache(block, Cause.LEAST_RECENTLY_USED, numbers)
+        self._uncache(block, self.pool.why_evicted(block), numbers)
         self.metrics.count("kvscope:blocks_evicted_total")
 
     def _uncache(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
@@ -156,11 +181,16 @@ class BlockTables:
     def _copy_on_write(self, seq: Sequence, group: int, logical: int, tokens: int) -> None:
         """Others still read the block that is written next: give the sequence a copy of its first `tokens` slots. The
         last one to write finds itself the only reader and needs none, so n samples make n − 1 copies."""
-        pool, table = self.pool, seq.block_tables[group]
+        table = seq.block_tables[group]
         source = table[logical]
         copy = table[logical] = self._take(seq, group, logical, Cause.COPY_ON_WRITE)
+        self.pool.release(source, self.journal.step)
+        self._copy(seq, group, source, copy, tokens, Cause.SHARED_WRITE)
+
+    def _copy(self, seq: Sequence, group: int, source: int, copy: int, tokens: int, cause: Cause) -> None:
+        """Have the first `tokens` slots of `source` copied, before the next step writes anything."""
+        pool = self.pool
         pool.fill(copy, tokens)
-        pool.release(source, self.journal.step)
         self._copies[group].append((source, copy))
         self.metrics.count("kvscope:blocks_copied_total")
         reader = next(s for s in seq.request.children if source in s.block_tables[group])
@@ -173,7 +203,7 @@ class BlockTables:
             "reader_child": reader.child,
         }
         self.journal.emit(EventKind.COPIED, seq.request.id, seq.child, group, copy, pool.generation[copy],
-                          Cause.SHARED_WRITE, numbers)  # fmt: skip
+                          cause, numbers)  # fmt: skip
 
     def take_copies(self) -> tuple[list[tuple[int, int]], ...]:
         """The (source, copy) pairs since the last call, a list per group. All are made before anything is written."""
@@ -292,9 +322,7 @@ class BlockTables:
         readers = [0] * self.pool.num_blocks
         readers[NULL_BLOCK] = 1
         for seq in sequences:
-            lengths = {len(table) for table in seq.block_tables}
-            if lengths != {-(-seq.num_computed_tokens // self.block_size)}:
-                raise RuntimeError(f"{seq} has tables of {sorted(lengths)} blocks of {self.block_size} tokens")
+            self._check_tables(seq)
             for table in seq.block_tables:
                 for block in table:
                     readers[block] += block != NULL_BLOCK
@@ -304,6 +332,11 @@ class BlockTables:
                 raise RuntimeError(f"block {block} stands in {counted} tables, its reference count is {said}")
             if bool(self.pool.is_cached[block]) != (self.index.node_of(block) is not None):
                 raise RuntimeError(f"block {block}: pool and prefix index disagree whether its text can be found")
+
+    def _check_tables(self, seq: Sequence) -> None:
+        lengths = {len(table) for table in seq.block_tables}
+        if lengths != {-(-seq.num_computed_tokens // self.block_size)}:
+            raise RuntimeError(f"{seq} has tables of {sorted(lengths)} blocks of {self.block_size} tokens")
 
     def _check_text(self, seq: Sequence) -> None:
         """Published blocks of the sequence hold its tokens and are computed; slots written match its progress."""
@@ -317,7 +350,7 @@ class BlockTables:
             if any(table[:first]) or not all(table[first:]):
                 raise RuntimeError(f"{seq}: the window of {group.window} tokens starts at block {first} of {table}")
             for logical, block in enumerate(table[first:], first):
-                slots = min(self.block_size, seq.num_computed_tokens - logical * self.block_size)
+                slots = max(0, min(self.block_size, seq.num_computed_tokens - logical * self.block_size))
                 if self.pool.filled[block] != slots:
                     raise RuntimeError(
                         f"{seq}: {self.pool.filled[block]} slots of block {block} are written, not {slots}"
