@@ -15,6 +15,7 @@ Slower than the native decoder (no fused projections, no packed weights), and as
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from .decoder_config import UnsupportedModel
 from .hub_client import first_line
 from .loader import eos_token_ids, read_config
 from .rope import longest_sequence
-from .weight_files import fingerprint, weight_files
+from .weight_files import fingerprint, read_header, weight_files
 from .weights import shared
 
 if TYPE_CHECKING:
@@ -154,9 +155,9 @@ def _servable_class(config: PreTrainedConfig) -> Any:
 def _load(
     folder: Path, config: PreTrainedConfig, model_class: Any, dtype: torch.dtype, device: torch.device, kernels: Ops
 ) -> AdapterWeights:
-    weight_files(folder)  # says in a sentence what is missing, where transformers would go looking for pickles
     register()
     try:
+        _check_size(folder, config, model_class)
         module, report = model_class.from_pretrained(
             folder,
             config=config,
@@ -199,6 +200,16 @@ def _load(
         num_bytes=sum(tensor.numel() * tensor.itemsize for tensor in parameters),
         tied_embeddings=embedding.data_ptr() == head.data_ptr(),
     )
+
+
+def _check_size(folder: Path, config: PreTrainedConfig, model_class: Any) -> None:
+    """Before transformers makes what no file fills: up to the memory's end, if config.json says so."""
+    entries = [entry for file in weight_files(folder) for entry in read_header(file).values()]
+    held = sum(math.prod(entry.shape) for entry in entries)
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in model_class(config).parameters())
+    if wanted > 2 * held:
+        raise UnsupportedModel(f"config.json makes it {wanted:,} parameters, and its files hold {held:,}")
 
 
 def _rope_types(parameters: Any) -> set[str]:

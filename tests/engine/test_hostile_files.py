@@ -14,6 +14,7 @@ from kvscope.engine.models.gguf import GGUFError, convert
 from kvscope.engine.models.loader import load_model
 from kvscope.engine.models.weight_files import INDEX, read_header
 from kvscope.kernels import ops
+from tiny import tiny_model
 
 HUGE = 2**62
 
@@ -154,6 +155,15 @@ def test_a_config_of_another_size_than_its_weights_is_said(folder, sizes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | sizes))
     with pytest.raises(ValueError):
+        load(folder)
+
+
+@pytest.mark.parametrize("sizes", [{"n_inner": 2**34}, {"vocab_size": 2**26}, {"n_positions": 2**26}])
+def test_a_config_far_larger_than_its_weights_is_refused_before_transformers_fills_the_memory(tmp_path, sizes):
+    folder = tiny_model(tmp_path, "gpt2", tokenizer=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    with pytest.raises(ValueError, match=r"config\.json makes it [\d,]+ parameters, and its files hold 184,832"):
         load(folder)
 
 
