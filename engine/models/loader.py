@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .hub import ModelFiles
 
 
-MOST_LAYERS = 10_000  # a config that states more is damaged, or means to fill the memory
+MOST_LAYERS = 1_000  # a config that states more is damaged, or means to fill the memory
 
 
 def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | str, kernels: Ops) -> Model:
