@@ -20,6 +20,7 @@ O(log n) with a strategy other than lru. This module knows ids only: no request,
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,7 +57,7 @@ class BlockPool:
         self.priority = array("q", bytes(8 * num_blocks))  # of its most important request: the lowest number
         self._uses = 0
         self.ref_count[NULL_BLOCK] = 1
-        self._empty = list(range(num_blocks - 1, 0, -1))  # a stack
+        self._empty = OrderedDict.fromkeys(range(num_blocks - 1, 0, -1))  # a stack
         self._cached: EvictionQueue = STRATEGIES[eviction_policy](self)  # without a reader
         self.num_free_cached = 0
         self.used_slots = 0  # slots written in blocks that have a reader, each block once
@@ -77,7 +78,7 @@ class BlockPool:
     def front(self) -> int:
         """The block that `take` gives out next; the null block when none is free."""
         if self._empty:
-            return self._empty[-1]
+            return next(reversed(self._empty))
         return self._cached.first() if self.num_free_cached else NULL_BLOCK
 
     def take(self) -> int:
@@ -89,14 +90,13 @@ class BlockPool:
                     f"block {self.front} still holds findable text: it must be evicted before it is taken"
                 )
             raise RuntimeError(f"no free block: all {self.num_blocks - 1} blocks have readers")
-        return self._give_out(self._empty.pop())
+        return self.take_at(next(reversed(self._empty)))
 
     def take_at(self, block: int) -> int:
-        """Give out this empty block, whatever stands before it. O(number of empty blocks)."""
-        self._empty.remove(block)
-        return self._give_out(block)
-
-    def _give_out(self, block: int) -> int:
+        """Give out this empty block, wherever it stands."""
+        if block not in self._empty:
+            raise RuntimeError(f"block {block} is not empty: it cannot be taken")
+        del self._empty[block]
         self.ref_count[block] = 1
         self.generation[block] += 1
         self.filled[block] = 0
@@ -185,7 +185,7 @@ class BlockPool:
 
     def _empty_out(self, block: int) -> None:
         self.filled[block] = 0
-        self._empty.append(block)
+        self._empty[block] = None
 
     def _count_use(self) -> int:
         self._uses += 1
@@ -222,8 +222,6 @@ class BlockPool:
             raise RuntimeError(f"block {readers.index(min(readers))} has a negative reference count")
         order = self._cached.order()
         for kind, queue, cached in (("empty", self._empty, 0), ("cached", order, 1)):
-            if len(set(queue)) != len(queue):
-                raise RuntimeError(f"a block stands among the free {kind} ones twice")
             expected = {b for b in blocks if readers[b] == 0 and self.is_cached[b] == cached}
             if expected != set(queue):
                 raise RuntimeError(

@@ -75,6 +75,14 @@ def test_a_block_never_loses_more_readers_than_it_has():
     assert queue(pool) == [1, 2], "the refused release did not add it to the queue again"
 
 
+def test_an_empty_block_can_be_taken_from_the_middle_of_the_queue():
+    pool = BlockPool(5)
+    assert pool.take_at(3) == 3 and pool.generation[3] == 1
+    assert queue(pool) == [1, 2, 4]
+    with pytest.raises(RuntimeError, match="block 3 is not empty"):
+        pool.take_at(3)
+
+
 def test_an_empty_block_cannot_be_shared():
     with pytest.raises(RuntimeError, match="block 1 is free and holds no findable text"):
         BlockPool(3).share(1)
@@ -111,7 +119,7 @@ def test_states_are_what_the_map_draws():
     ("spoil", "complaint"),
     [
         (lambda p: p.ref_count.__setitem__(2, 1), r"blocks \[2\] are free and empty, or queued so, but not both"),
-        (lambda p: p._empty.append(3), "among the free empty ones twice"),
+        (lambda p: p._empty.popitem(), r"blocks \[1\] are free and empty, or queued so, but not both"),
         (lambda p: p.is_cached.__setitem__(1, 1), r"blocks \[1\] are free and empty, or queued so"),
         (lambda p: setattr(p, "num_free_cached", 1), "0 free blocks are cached, the counter says 1"),
         (lambda p: p.num_after.__setitem__(2, 1), "0 blocks continue block 2, its counter says 1"),
