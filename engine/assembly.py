@@ -16,6 +16,7 @@ import psutil
 import torch
 from kvscope.kernels import ops
 from kvscope.kernels.cpu import compiler
+from kvscope.kernels.invariant import batch_invariant
 
 from .config import EngineConfig
 from .core import EngineCore
@@ -51,6 +52,8 @@ def assemble(config: EngineConfig) -> Assembly:
     num_threads = _set_threads(config.num_threads)
     dtype = _dtype(config.dtype, device)
     kernels = ops.resolve(config.kernels, device, dtype)
+    if config.batch_invariant:
+        kernels = batch_invariant(kernels)
     if kernels.name == "cpu":
         compiler.warm_up(("common", str(dtype).removeprefix("torch.")), compiler.ProgressBar())
     files = hub.resolve(config.model)

@@ -57,6 +57,10 @@ class EngineConfig:
     watermark               share of the pool kept free when a request is admitted
     max_waiting_requests    requests that may wait; one more is refused
     max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
+    batch_invariant         a request's logits are the same to the last bit whatever else is in its steps, however its prompt
+                            is cut into them and whatever is cached, for one dtype, block size and set of kernels; free
+                            with the CPU kernels, slow with "reference", refused for GPUs and for models that
+                            transformers computes
     event_capacity          events kept for viewers; older ones are dropped
     num_threads             CPU threads of one step, for the whole process; default: the CPUs it may use
     weights_source          filled by the engine: which file the weights came from; not an option
@@ -83,6 +87,7 @@ class EngineConfig:
     max_waiting_requests: int = 10_000
     max_waiting_tokens: int = 10_000_000
     event_capacity: int = 65_536
+    batch_invariant: bool = False
     num_threads: int | None = None
     weights_source: str = ""
 
@@ -93,8 +98,9 @@ class EngineConfig:
         if not _is_integer(self.seed):
             raise ValueError(f"seed={self.seed!r}: must be an integer")
         object.__setattr__(self, "seed", int(self.seed))
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ValueError(f"enable_prefix_caching={self.enable_prefix_caching!r}: must be True or False")
+        for name in ("enable_prefix_caching", "batch_invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("tokenizer", "cache_salt"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -159,6 +165,7 @@ class EngineOptions(TypedDict, total=False):
 def signature() -> inspect.Signature:
     """What `Engine(...)` takes, option by option with its default, for help() and completion in a notebook."""
     kind = inspect.Parameter.KEYWORD_ONLY
+    batch_invariant: bool
     options = [
         inspect.Parameter(f.name, kind, default=f.default, annotation=f.type)
         for f in fields(EngineConfig)

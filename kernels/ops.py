@@ -60,9 +60,10 @@ class Ops:
     linear: Callable[..., torch.Tensor]
     greedy: Callable[..., torch.Tensor]
     sample: Callable[..., torch.Tensor]
+    batch_invariant: bool = False  # a row's result depends on that row alone; see `invariant`
 
 
-OPERATIONS = tuple(f.name for f in fields(Ops) if f.name != "name")
+OPERATIONS = tuple(f.name for f in fields(Ops) if f.name not in ("name", "batch_invariant"))
 
 
 def resolve(name: str = "auto", device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Ops:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from kvscope.kernels.invariant import row_by_row
+from torch.nn import functional
 
 from .base import ModelSpec, group_layers
 from .decoder_config import DecoderConfig
@@ -182,7 +184,9 @@ class Decoder:
         if self.config.activation == "silu":
             return self.kernels.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+        # Torch ends a stretch of memory with scalars, whose last bit differs from its vectors': here the stretch is a row.
+        gelu = row_by_row(functional.gelu) if self.kernels.batch_invariant else functional.gelu
+        return gelu(gate, approximate="tanh").mul_(up)
 
     def _read_stream(self, residual: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """What a block reads from the residual stream, in the model's dtype."""

@@ -42,6 +42,10 @@ def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
         from .transformers_adapter import load_adapter
 
         try:
+            if kernels.batch_invariant:
+                raise ValueError(
+                    f"batch_invariant=True: {files.name} is computed by transformers, whose products depend on the batch"
+                )
             return load_adapter(files, dtype=dtype, device=device, kernels=kernels)
         except ValueError as error:
             error.add_note(f"The native decoder does not take it either: {reason}")

@@ -4,8 +4,10 @@
     row of many tokens (prefill)  a unit is one KV head and up to BLOCK query rows; the latest, which see most, first
     few rows, long context        a unit is one chunk of KEYS keys of a row; `finish_split` merges them at the end
 
-In all three a row's keys are cut into the same chunks, merged in the same order, so that a row's result depends neither
-on the number of threads nor on what else is in the batch.
+In all three a row's keys are cut at the same places, the multiples of KEYS, and merged in the same order, so that a row's
+result depends neither on the number of threads, nor on what else is in the batch, nor on how its prompt was cut into
+steps. A unit begins where the first of its rows begins to see (`first_key`): its first chunk may be short, and what
+only its other rows do not see adds nothing to them.
 """
 
 from __future__ import annotations
@@ -55,6 +57,12 @@ def first_key(context, first, group, window):
 
 
 @inline
+def num_chunks(begin, end):
+    """How many chunks the keys `begin` to `end` lie in."""
+    return (end + KEYS - 1) // KEYS - begin // KEYS
+
+
+@inline
 def plan(
     units, block_table, table_width, query_start_loc, seq_lens, rows, tokens, blocks, block_size, kv_heads, group, window,
     split,
@@ -83,7 +91,7 @@ def plan(
         if query_rows == 0 or query_rows > FEW:
             continue
         together = TOGETHER // ((query_rows + 3) // 4 * 4)
-        chunks = (length - first_key(length - q_len, 0, group, window) + KEYS - 1) // KEYS if split else 1
+        chunks = num_chunks(first_key(length - q_len, 0, group, window), length) if split else 1
         for head in range(0, kv_heads, together):
             for chunk in range(chunks):
                 unit[n, 0], unit[n, 1], unit[n, 2], unit[n, 3] = row, head, 0, chunk if chunks > 1 else -1
@@ -111,8 +119,8 @@ def make_unit(panels: bool):
         width = (dim + 15) // 16 * 16
         o, m, denom = mine + parts[5], mine + parts[6], mine + parts[7]
         if chunk >= 0:
-            begin += chunk * KEYS
-            end = min(end, begin + KEYS)
+            start = (begin // KEYS + chunk) * KEYS
+            begin, end = max(begin, start), min(end, start + KEYS)
             o, m, denom = split_state(states, row, chunk, block_size * table_width, kv_heads, width, head)
         turn = LOG2_E if softcap > float32(0.0) else LOG2_E * scale
         ids = array_at(block_table + 4 * table_width * row, table_width, int32)
@@ -123,8 +131,9 @@ def make_unit(panels: bool):
 
         s, table = mine + parts[1], mine + parts[3]
         tile = padded if few else (12 if panels else TILE)
-        for key in range(begin, end, KEYS):
-            count = min(KEYS, end - key)
+        for start in range(begin // KEYS * KEYS, end, KEYS):
+            key = max(begin, start)
+            count = min(start + KEYS, end) - key
             if panels:
                 head_bytes = 2 * dim * block_size
                 addresses = array_at(table, KEYS // 16 + 1, int64)
@@ -202,7 +211,7 @@ def finish_split(
     begin = first_key(length - q_len, 0, group, window)
     most_keys = block_size * table_width
     o, m, denom = split_state(states, row, 0, most_keys, kv_heads, width, head)
-    for chunk in range(1, (length - begin + KEYS - 1) // KEYS):
+    for chunk in range(1, num_chunks(begin, length)):
         o_new, m_new, denom_new = split_state(states, row, chunk, most_keys, kv_heads, width, head)
         merge(heads * padded, width, turn, o, m, denom, o_new, m_new, denom_new)
     for h in range(heads):

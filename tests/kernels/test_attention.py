@@ -108,6 +108,23 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(pages):
 
 
 @pytest.mark.parametrize("pages", FORMATS, ids=str)
+@pytest.mark.parametrize("window", [0, 1, 37, 300, 700])
+def test_a_token_does_not_depend_on_how_its_prompt_was_cut(pages, window):
+    """Bit for bit: the whole prompt in one step, in chunks of any size, and token by token."""
+    length = 1300
+    p = problem([length], [length], pages=(*pages, 16), window=window)
+    whole = p.call(paged_attention)
+    for chunk in (1, 2, 7, 100, 513):
+        for start in range(0 if chunk > 2 else 480, length, chunk if chunk > 2 else 37):
+            end = min(start + chunk, length)
+            piece = paged_attention(
+                p.q[start:end], p.pages, p.layout, p.block_table, torch.tensor([0, end - start], dtype=torch.int32),
+                torch.tensor([end], dtype=torch.int32), **p.options,
+            )  # fmt: skip
+            assert torch.equal(piece, whole[start:end])
+
+
+@pytest.mark.parametrize("pages", FORMATS, ids=str)
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_nan_is_not_hidden(pages, where):
     """The engine fails a request by the NaN in its logits: the row that has one must show it, and no other row may."""
