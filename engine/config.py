@@ -15,6 +15,7 @@ _CHOICES = {
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs",),
     "preemption_mode": ("recompute",),
+    "kv_allocator": ("paged", "orca-max", "orca-pow2", "orca-oracle"),
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
 _AT_LEAST = {
@@ -48,19 +49,21 @@ class EngineConfig:
     max_num_batched_tokens  tokens in one step, prefill and decode together (the chunked-prefill budget)
     max_model_len           longest prompt + output; default: what the model was trained for
     enable_prefix_caching   keep the KV of full blocks and reuse it for prompts that begin alike
+    kv_allocator            "paged": blocks as tokens come; "orca-max" | "orca-pow2" | "orca-oracle": one contiguous run per
+                            request, reserved when it is admitted, for comparison; they need enable_prefix_caching=False
     cache_salt              only requests with the same salt share cached text
     kv_cache_dtype          "auto": the model's
     scheduling_policy       "fcfs": in order of arrival
     preemption_mode         "recompute": a request that lost its blocks computes them again
     logprobs_mode           "raw_logprobs": logprobs are of the model's own logits; "processed_logprobs": of what the
                             token was drawn from, after masks, penalties, temperature and filters
-    watermark               share of the pool kept free when a request is admitted
-    max_waiting_requests    requests that may wait; one more is refused
-    max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
     batch_invariant         a request's logits are the same to the last bit whatever else is in its steps, however its prompt
                             is cut into them and whatever is cached, for one dtype, block size and set of kernels; free
                             with the CPU kernels, slow with "reference", refused for GPUs and for models that
                             transformers computes
+    watermark               share of the pool kept free when a request is admitted
+    max_waiting_requests    requests that may wait; one more is refused
+    max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
     event_capacity          events kept for viewers; older ones are dropped
     num_threads             CPU threads of one step, for the whole process; default: the CPUs it may use
     weights_source          filled by the engine: which file the weights came from; not an option
@@ -78,16 +81,17 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
+    kv_allocator: str = "paged"
     cache_salt: str | None = None
     kv_cache_dtype: str = "auto"
     scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
     logprobs_mode: str = "raw_logprobs"
+    batch_invariant: bool = False
     watermark: float = 0.01
     max_waiting_requests: int = 10_000
     max_waiting_tokens: int = 10_000_000
     event_capacity: int = 65_536
-    batch_invariant: bool = False
     num_threads: int | None = None
     weights_source: str = ""
 
@@ -121,6 +125,11 @@ class EngineConfig:
         if self.cache_salt is not None and not self.enable_prefix_caching:
             raise ValueError(f"cache_salt={self.cache_salt!r}: needs enable_prefix_caching=True")
 
+        if self.kv_allocator != "paged" and self.enable_prefix_caching:
+            raise ValueError(
+                f"kv_allocator={self.kv_allocator!r}: reserved memory is not shared; it needs enable_prefix_caching=False"
+            )
+
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
         """Build a config from keyword arguments; an unknown one is a TypeError that names it and the known ones."""
@@ -150,11 +159,13 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     max_model_len: int | None
     enable_prefix_caching: bool
+    kv_allocator: str
     cache_salt: str | None
     kv_cache_dtype: str
     scheduling_policy: str
     preemption_mode: str
     logprobs_mode: str
+    batch_invariant: bool
     watermark: float
     max_waiting_requests: int
     max_waiting_tokens: int
@@ -165,7 +176,6 @@ class EngineOptions(TypedDict, total=False):
 def signature() -> inspect.Signature:
     """What `Engine(...)` takes, option by option with its default, for help() and completion in a notebook."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    batch_invariant: bool
     options = [
         inspect.Parameter(f.name, kind, default=f.default, annotation=f.type)
         for f in fields(EngineConfig)

@@ -23,7 +23,7 @@ import torch
 
 from .config import EngineConfig
 from .events import Cause, EventKind, EventLog, Journal
-from .kvcache.block_table import BlockTables
+from .kvcache.contiguous import make_tables
 from .kvcache.storage import KVStorage
 from .metrics import Metrics
 from .models.base import Model
@@ -63,17 +63,8 @@ class EngineCore:
         self.events = EventLog(config.event_capacity) if events is None else events
         self.journal = Journal(self.events)
         self.counters = Metrics()
-        self.tables = BlockTables(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            groups=model.spec.kv_groups,
-            chunk=config.max_num_batched_tokens,
-            block_bytes=storage.block_bytes,
-            enable_prefix_caching=config.enable_prefix_caching,
-            journal=self.journal,
-            metrics=self.counters,
-        )
-        self.door = Door(config, vocab_size=model.spec.vocab_size, blocks_for=self.tables.blocks_for)
+        self.tables = make_tables(config, model.spec.kv_groups, storage.block_bytes, self.journal, self.counters)
+        self.door = Door(config, vocab_size=model.spec.vocab_size, tables=self.tables)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
         self.runner = ModelRunner(model, storage)
         self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed, config.logprobs_mode)

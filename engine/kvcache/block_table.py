@@ -55,6 +55,7 @@ class BlockTables:
     # --- what a request needs ---------------------------------------------------------------------------------------
 
     limit_words = "the pool has"  # before `most_for_one` blocks
+    shares = True  # do samples of one request read the same blocks?
 
     @property
     def most_for_one(self) -> int:
@@ -278,8 +279,8 @@ class BlockTables:
         Returns (blocks that became free, how many of these stay cached)."""
         freed = cached = 0
         for logical in range(len(seq.block_tables[0]) - 1, -1, -1):
-            for group in range(len(self.groups) - 1, -1, -1):
-                block = seq.block_tables[group][logical]
+            for group, table in reversed([*enumerate(seq.block_tables)]):
+                block = table[logical] if logical < len(table) else NULL_BLOCK
                 if block != NULL_BLOCK and self._release(seq, group, block, cause):
                     freed += 1
                     cached += self.pool.is_cached[block]

@@ -9,25 +9,24 @@ numbers. Of a KV group with a window a request holds a bounded number of blocks,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ..config import EngineConfig
 from ..events import Cause
+from ..kvcache.block_table import BlockTables
 from ..request import RequestRefused
 from ..sampling.params import SamplingParams
 from .queue import WaitingQueue
 
 
 class Door:
-    """Checks requests against `config` (num_blocks and max_model_len resolved) for a model of `vocab_size` token ids;
-    `blocks_for` says how many blocks a text of so many tokens ever holds at once."""
+    """Checks requests against `config` (num_blocks and max_model_len resolved) for a model of `vocab_size` token ids, and
+    against what `tables` can give one of them."""
 
-    def __init__(self, config: EngineConfig, *, vocab_size: int, blocks_for: Callable[[int], int]):
+    def __init__(self, config: EngineConfig, *, vocab_size: int, tables: BlockTables):
         self.config = config
         self.vocab_size = vocab_size
-        self.blocks_for = blocks_for
-        self.usable_blocks = config.num_blocks - 1  # the null block holds no token
-        self.pool_room = bisect_right(range(1, config.max_model_len + 1), self.usable_blocks, key=blocks_for) + 1
+        self.tables = tables
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> int:
         """The request's max_tokens as a number. Raises RequestRefused when it can never be served."""
@@ -46,13 +45,18 @@ class Door:
             )  # fmt: skip
         self._check_context(num_prompt, params)
         self._check_pool(num_prompt, params)
-        max_tokens = params.max_tokens or min(self.config.max_model_len, self.pool_room) - num_prompt
+        max_tokens = params.max_tokens or self._room(num_prompt)
         if params.min_tokens > max_tokens:
             raise RequestRefused(
                 f"min_tokens={params.min_tokens}: the prompt of {num_prompt} tokens leaves room for {max_tokens}",
                 Cause.CONTEXT_TOO_LONG, params.min_tokens, max_tokens,
             )  # fmt: skip
         return max_tokens
+
+    def _room(self, num_prompt: int) -> int:
+        """The longest output that this prompt leaves room for, at least 1."""
+        outputs = range(1, self.config.max_model_len - num_prompt + 1)
+        return bisect_right(outputs, self.tables.most_for_one, key=lambda n: self.tables.needs(num_prompt, n))
 
     def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
         if not token_ids:
@@ -75,11 +79,11 @@ class Door:
 
     def _check_pool(self, num_prompt: int, params: SamplingParams) -> None:
         size = self.config.block_size
-        needed = self.blocks_for(num_prompt + (params.max_tokens or 1) - 1)
-        if needed > self.usable_blocks:
+        needed, most = self.tables.needs(num_prompt, params.max_tokens or 1), self.tables.most_for_one
+        if needed > most:
             raise RequestRefused(
-                f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, the pool has {self.usable_blocks}",
-                Cause.POOL_TOO_SMALL, needed, self.usable_blocks,
+                f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, {self.tables.limit_words} {most}",
+                Cause.POOL_TOO_SMALL, needed, most,
             )  # fmt: skip
 
     def check_queue(

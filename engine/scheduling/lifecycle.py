@@ -89,7 +89,7 @@ class Lifecycle:
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The prompt is computed: n samples go on from here and share every block of it, the partly filled one too."""
         request = parent.request
-        numbers = {"samples": request.params.n, "shared_blocks": self.tables.held(parent)}
+        numbers = {"samples": request.params.n, "shared_blocks": self.tables.held(parent) if self.tables.shares else 0}
         self.journal.emit(EventKind.FORKED, request.id, cause=Cause.PARALLEL_SAMPLING, numbers=numbers)
         request.has_forked = True
         for child in range(1, request.params.n):

@@ -94,12 +94,9 @@ class Scheduler:
                 plan.add(seq, num_tokens)
                 budget -= num_tokens
             if seq.is_prefill:
-                reserved += self._still_to_take(seq)
-        reserved += sum(self._still_to_take(seq) for seq in running[i:] if seq.is_prefill)
+                reserved += self.tables.still_to_take(seq)
+        reserved += sum(self.tables.still_to_take(seq) for seq in running[i:] if seq.is_prefill)
         return budget, reserved
-
-    def _still_to_take(self, seq: Sequence) -> int:
-        return max(0, self.tables.blocks_for(seq.prefill_end) - self.tables.held(seq))
 
     def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
         """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""
@@ -112,8 +109,8 @@ class Scheduler:
             nodes = self.tables.find_prefix(seq)
             needed = self.tables.blocks_to_admit(seq, nodes)
             kept = reserved + self.watermark if self.running else 0
-            if needed + kept > self.tables.pool.num_free:
-                available = max(0, self.tables.pool.num_free - kept)
+            if needed + kept > self.tables.available(seq):
+                available = max(0, self.tables.available(seq) - kept)
                 return Blocked(Cause.NO_FREE_BLOCK, needed, available, kept)
             self._start(seq, nodes)
             num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens)
@@ -121,7 +118,7 @@ class Scheduler:
             plan.add(seq, num_tokens)
             budget -= num_tokens
             seats -= seq.num_seats
-            reserved += self._still_to_take(seq)
+            reserved += self.tables.still_to_take(seq)
         return None
 
     def _start(self, seq: Sequence, nodes: list[PrefixNode]) -> None:

@@ -143,9 +143,9 @@ def test_a_wrong_engine_option_names_itself(option, value, words):
 
 
 def test_unknown_options_are_named_with_the_known_ones():
-    with pytest.raises(TypeError, match="unknown option 'blocksize'; the options are block_size, cache_salt, device"):
+    with pytest.raises(TypeError, match=r"unknown option 'blocksize'; the options are .*block_size, cache_salt, device"):
         EngineConfig.from_options("default", {"blocksize": 16})
-    with pytest.raises(TypeError, match="unknown option 'weights_source'"):
+    with pytest.raises(TypeError, match=r"unknown option 'weights_source'"):
         EngineConfig.from_options("default", {"weights_source": "x"})
     with pytest.raises(ValueError, match="cache_salt='a': needs enable_prefix_caching=True"):
         EngineConfig(cache_salt="a", enable_prefix_caching=False)
