@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .request import RequestStatus
 from .snapshot import EngineSnapshot, RequestState
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
 
 def _state(core: EngineCore, seq: Sequence) -> RequestState:
     request = seq.request
+    blocked = None if seq.status is RequestStatus.RUNNING else core.scheduler.blocked(seq)
     return RequestState(
         id=request.id,
         child=seq.child,
@@ -75,5 +77,7 @@ def _state(core: EngineCore, seq: Sequence) -> RequestState:
         num_output_tokens=seq.num_output_tokens,
         block_tables=tuple(np.array(table, np.int32) for table in seq.block_tables),
         blocked_because=core.scheduler.blocked_because(seq),
+        blocked_cause="" if blocked is None else blocked.cause.value,
+        num_reserved_tokens=core.tables.reserved_tokens(seq),
         label=request.label,
     )

@@ -36,6 +36,8 @@ class RequestState:
     num_output_tokens: int
     block_tables: tuple[np.ndarray, ...]  # one int32 array a KV group
     blocked_because: str  # the words after "is waiting because"; "" while it runs
+    blocked_cause: str = ""  # the same as a Cause; "" while it runs or before a step has looked at it
+    num_reserved_tokens: int = 0  # what its allocator set aside for it in one run; 0: blocks come as tokens do
     label: str = ""  # first words of the prompt, for the screen
 
 

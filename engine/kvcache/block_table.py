@@ -75,8 +75,8 @@ class BlockTables:
         return sum(len(table) - table.count(NULL_BLOCK) for table in seq.block_tables)
 
     def reserved_tokens(self, seq: Sequence) -> int:
-        """Tokens for which memory is set aside; with paging, those of the blocks that it holds."""
-        return self.held(seq) * self.block_size // len(self.groups)
+        """Tokens for which memory was set aside at admission; 0: blocks come as tokens do."""
+        return 0
 
     # --- admission ------------------------------------------------------------------------------------------------
 

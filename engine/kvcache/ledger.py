@@ -1,0 +1,134 @@
+"""The waste ledger: what every slot of the KV pool is good for, step by step.
+
+    token      written: the KV of a token, a shared slot once
+    reserved   taken, and its request will write it before it ends
+    internal   taken, and its request never writes it
+    external   of no use to anybody now: what rounding added to a request, and free slots while the head of the line
+               waits for blocks that those cannot give it
+    free       could be taken
+
+The five always add up to the capacity. How long a text becomes is known when it has ended, so the split between reserved and
+internal is made afterwards, from the trace. Averages are over time, and only while someone waits: memory that nobody asks for is not
+wasted. Source: arXiv 2309.06180, figures 2 and 3. Needs snapshots and events only, live or recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ..events import Cause, Event, EventKind
+from ..snapshot import EngineSnapshot, RequestState
+
+Sample = tuple[int, int]  # request id, child
+PURPOSES = ("token", "reserved", "internal", "external", "free")
+
+
+class Instant(NamedTuple):
+    """Slots by purpose after one step; they add up to the capacity."""
+
+    step: int
+    time: float  # seconds, time.monotonic()
+    waits: bool  # does anyone wait?
+    token: int
+    reserved: int
+    internal: int
+    external: int
+    free: int
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Unwritten slots of taken blocks: row i belongs to `samples[i]`, whose text may reach positions start … end − 1 there."""
+
+    step: int
+    time: float
+    waits: bool
+    capacity: int
+    written: int
+    free: int
+    is_blocked: bool  # by blocks
+    samples: list[Sample]
+    start: np.ndarray  # int64
+    end: np.ndarray  # int64
+    limit: np.ndarray  # int64: positions that the allocator was asked for; the rest is rounding
+
+
+class WasteLedger:
+    """Call `add` with each step's snapshot and the events since the one before."""
+
+    def __init__(self):
+        self._taken: list[_Taken] = []
+        self._final: dict[Sample, int] = {}  # sample -> tokens with KV at its end; so far, while it lives
+        self._prompts: dict[int, int] = {}
+
+    def add(self, snapshot: EngineSnapshot, events: Iterable[Event]) -> None:
+        for state in snapshot.requests:
+            self._prompts[state.id] = state.num_prompt_tokens
+            self._final[state.id, state.child] = max(
+                state.num_computed_tokens, self._final.get((state.id, state.child), 0)
+            )
+        for event in events:
+            if event.kind is EventKind.SUBMITTED:
+                self._prompts[event.request_id] = int(event.numbers["prompt_tokens"])
+            elif event.kind in (EventKind.FINISHED, EventKind.CANCELLED):
+                computed = self._prompts[event.request_id] + int(event.numbers["output_tokens"]) - 1
+                sample = (event.request_id, event.child)
+                self._final[sample] = max(computed, self._final.get(sample, 0))
+        used = snapshot.ref_count > 0
+        used[0] = False
+        size = snapshot.block_size
+        rows = [row for state in snapshot.requests for row in _unwritten(state, snapshot.filled, size)]
+        first_reader = {block: row for block, *row in reversed(rows)}
+        samples, spans = [row[0] for row in first_reader.values()], [row[1:] for row in first_reader.values()]
+        start, end, limit = np.array(spans, np.int64).reshape(-1, 3).T
+        waiting = [state for state in snapshot.requests if state.status in ("waiting", "preempted")]
+        self._taken.append(
+            _Taken(
+                snapshot.step, snapshot.time, bool(waiting), (snapshot.num_blocks - 1) * size,
+                int(snapshot.filled[used].sum()), int(snapshot.num_blocks - 1 - used.sum()) * size,
+                any(state.blocked_cause == Cause.NO_FREE_BLOCK for state in waiting), samples, start, end, limit,
+            )
+        )  # fmt: skip
+
+    @property
+    def instants(self) -> list[Instant]:
+        """One row a step. A text that has not ended counts as if it ended where it is."""
+        return [self._instant(taken) for taken in self._taken]
+
+    def _instant(self, taken: _Taken) -> Instant:
+        final = np.array([self._final[sample] for sample in taken.samples], np.int64)
+        unwritten = int((taken.end - taken.start).sum())
+        reserved = int(np.clip(np.minimum(final, taken.end) - taken.start, 0, None).sum())
+        rounding = int(np.clip(taken.end - np.maximum(np.maximum(final, taken.limit), taken.start), 0, None).sum())
+        internal = unwritten - reserved - rounding
+        free, lost = (0, taken.free) if taken.is_blocked else (taken.free, 0)
+        return Instant(taken.step, taken.time, taken.waits, taken.written, reserved, internal, rounding + lost, free)
+
+    def shares(self) -> dict[str, float]:
+        """Share of the capacity by purpose, averaged over the time in which someone waited. ValueError when nobody ever did."""
+        instants = self.instants
+        seconds = np.array([after.time - now.time for now, after in pairwise(instants)])
+        waits = np.array([instant.waits for instant in instants[:-1]])
+        weights = seconds * waits
+        if not weights.sum():
+            raise ValueError("nobody ever waited: the shares are over the time in which memory was asked for")
+        slots = np.array([instant[3:] for instant in instants[:-1]], float)
+        means = weights @ slots / weights.sum() / self._taken[0].capacity
+        return dict(zip(PURPOSES, means.tolist(), strict=True))
+
+
+def _unwritten(state: RequestState, filled: np.ndarray, size: int):
+    """(block, sample, start, end, limit) for each of its blocks that is not full: the positions of its unwritten slots, and
+    up to which position memory was asked for. Runs of samples that have yet to fork stand behind each other in a table."""
+    seats = state.num_samples if state.num_reserved_tokens and not state.num_output_tokens else 1
+    for table in state.block_tables:
+        run = len(table) // seats
+        for logical in np.flatnonzero((table > 0) & (filled[table] < size)).tolist():
+            block, first = int(table[logical]), logical % run * size
+            limit = state.num_reserved_tokens or first + size
+            yield block, (state.id, state.child), first + int(filled[block]), first + size, limit
