@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StepOutput
     from .request import RequestRefused
     from .sampling.params import SamplingParams
+    from .sampling.structured import StructuredOutputsParams
     from .snapshot import BlockState, EngineSnapshot, RequestState
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "RequestState": ".snapshot",
     "SamplingParams": ".sampling.params",
     "StepOutput": ".outputs",
+    "StructuredOutputsParams": ".sampling.structured",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "RequestState",
     "SamplingParams",
     "StepOutput",
+    "StructuredOutputsParams",
 ]
 
 

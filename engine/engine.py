@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,6 +22,7 @@ from .info import EngineInfo
 from .outputs import RequestOutput, StepOutput
 from .record import RequestRecord
 from .sampling.params import SamplingParams
+from .sampling.structured import GrammarCompiler
 from .snapshot import EngineSnapshot
 from .text.chat import ChatOptions, Messages
 from .text.detokenizer import Decoder
@@ -55,6 +57,7 @@ class Engine:
         self.while_waiting: list[Callable[[], None]] = []
         self._decoder = None if assembly.tokenizer is None else Decoder(assembly.tokenizer)
         self._encoder = PromptEncoder(assembly.tokenizer, assembly.core.door.vocab_size)
+        self._grammars = GrammarCompiler(assembly.tokenizer, assembly.core.door.vocab_size, assembly.core.eos_token_ids)
         self._driver = Driver(assembly.core, self._decoder)
         # Neither the thread nor the finalizer may hold the engine: it closes when nobody else does.
         self._finalizer = weakref.finalize(self, self._driver.request_close)
@@ -76,7 +79,7 @@ class Engine:
         RequestRefused (a ValueError) when the queue is full.
         """
         self._driver.require_open()
-        params = self._with_word_ids(_params(params))
+        params = self._prepared(_params(params))
         return self._submit(self._encoder.encode(prompt, **chat), params)
 
     def generate(
@@ -94,7 +97,7 @@ class Engine:
         self._driver.require_open()
         self._driver.require_running("generate()")
         batch = as_list(prompts)
-        each = [self._with_word_ids(one) for one in _params_of_each(params, len(batch))]
+        each = [self._prepared(one) for one in _params_of_each(params, len(batch))]
         encoded = [self._encoder.encode(prompt, **chat) for prompt in batch]
         handles: list[RequestHandle] = []
         try:
@@ -218,12 +221,14 @@ class Engine:
     def _handle(self, record: RequestRecord) -> RequestHandle:
         return self._driver.registry.handle(record, self._driver, self)
 
-    def _with_word_ids(self, params: SamplingParams) -> SamplingParams:
+    def _prepared(self, params: SamplingParams) -> SamplingParams:
         """What needs a tokenizer is checked, and done once, here: the core knows token ids only."""
         if params.stop and self._decoder is None:
             raise ValueError(
                 f"stop={params.stop!r}: this model has no tokenizer; use stop_token_ids, or set tokenizer="
             )
+        if params.structured_outputs is not None:
+            params = replace(params, structured_outputs=self._grammars.compile(params.structured_outputs))
         return self._encoder.with_word_ids(params)
 
 

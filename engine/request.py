@@ -99,6 +99,7 @@ class Sequence:
         "finish_cause",
         "last_token_time",
         "logprobs",
+        "matcher",
         "nodes",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -124,6 +125,8 @@ class Sequence:
         self.nodes: list[PrefixNode] = []  # text of its first full blocks, as far as it was found or published
         self.block_keys: list[bytes] = []  # their hashes, and those of blocks still to be looked up
         self.logprobs: list[dict[int, float]] | None = None if request.params.logprobs is None else []
+        structure = request.params.structured_outputs
+        self.matcher = None if structure is None or structure.compiled is None else structure.compiled.start()
         self.cumulative_logprob = 0.0
         self.finish_cause = Cause.NONE
         self.stop_reason: int | str | None = None

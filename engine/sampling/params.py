@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .structured import StructuredOutputsParams
+
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
 
@@ -42,6 +44,8 @@ class SamplingParams:
     allowed_token_ids           only these can be chosen; None: all
     bad_words                   words that are not spelled in their usual tokens, neither bare nor behind a space: the last
                                 token cannot be chosen behind the others. A word may also be given as its token ids
+    structured_outputs          a StructuredOutputsParams: the text follows a JSON schema, a pattern or a grammar. It ends where
+                                that ends, also below min_tokens
     """
 
     n: int = 1
@@ -67,6 +71,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str | Sequence[int]] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name, least, limit in _INTEGERS:
@@ -91,6 +96,13 @@ class SamplingParams:
         if self.max_tokens is not None:
             limit = f"at most max_tokens ({self.max_tokens})"
             _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
+        structure = self.structured_outputs
+        limit = "a StructuredOutputsParams, or None"
+        _require(
+            structure is None or isinstance(structure, StructuredOutputsParams), "structured_outputs", structure, limit
+        )
+        limit = "False with structured_outputs: only an end-of-sequence token ends them"
+        _require(structure is None or not self.ignore_eos, "ignore_eos", self.ignore_eos, limit)
         limit = "1 when temperature is 0: all samples would be the same"
         _require(self.n == 1 or self.temperature > 0, "n", self.n, limit)
 
@@ -108,7 +120,8 @@ class SamplingParams:
     @cached_property
     def shapes_logits(self) -> bool:
         """Whether anything but the ends masked by min_tokens changes the logits before temperature and filters."""
-        return bool(self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words)
+        masks = self.structured_outputs or self.allowed_token_ids or self.bad_words
+        return bool(self.has_penalties or self.logit_bias or masks)
 
 
 _FLAGS = (

@@ -3,20 +3,22 @@
 In: logits float32 [S, vocab], row i those of `rows[i]`, changed in place. The order of operations for one token, vLLM's:
 
     1  log-probabilities to report, where logprobs_mode is "raw_logprobs"
-    2  allowed_token_ids       every other id gets −inf
-    3  bad_words               the last id of a sequence gets −inf where the output ends with the ids before it
-    4  min_tokens              EOS and stop ids get −inf while the output is shorter
-    5  logit_bias              added
-    6  repetition_penalty r    ids in prompt or output: l / r where l > 0, else l · r
-    7  frequency_penalty       ids in the output: l − penalty · times
-    8  presence_penalty        ids in the output: l − penalty
-    9  temperature, top_k, top_p, min_p and the draw, by the one rule of `kernels.sample`; temperature 0 takes the
+    2  structured_outputs      ids that the text cannot go on with get −inf; EOS where it cannot end
+    3  allowed_token_ids       every other id gets −inf
+    4  bad_words               the last id of a sequence gets −inf where the output ends with the ids before it
+    5  min_tokens              EOS and stop ids get −inf while the output is shorter, unless 2 leaves nothing but EOS
+    6  logit_bias              added
+    7  repetition_penalty r    ids in prompt or output: l / r where l > 0, else l · r
+    8  frequency_penalty       ids in the output: l − penalty · times
+    9  presence_penalty        ids in the output: l − penalty
+    10 temperature, top_k, top_p, min_p and the draw, by the one rule of `kernels.sample`; temperature 0 takes the
        largest logit, the lowest id of equals
-    10 log-probabilities to report, where logprobs_mode is "processed_logprobs": of what was left after 9's filters
-       (temperature 0: after 8)
+    11 log-probabilities to report, where logprobs_mode is "processed_logprobs": of what was left after 10's filters
+       (temperature 0: after 9)
 
-This file is 2 to 8, one function each. A function works on all rows that use it at once, and nothing is kept between
-steps: what the output holds is counted from its ids, so a preempted sample goes on counting where it stopped. Rows
+This file is 2 to 9, one function each. A function works on all rows that use it at once, and nothing is kept between
+steps: what the output holds is counted from its ids, so a preempted sample goes on counting where it stopped (the
+matcher of a structure reads the ids that are new to it). Rows
 that use none of it cost one test of two attributes. A mask never hides logits that are not finite, and where the masks
 of a row leave no id to choose its logits are all −inf.
 """
@@ -36,7 +38,7 @@ Users: TypeAlias = "Sequence[tuple[int, SampleRow]]"  # (row of the logits, what
 
 
 def process(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Apply 2 to 8 to `logits` float32 [len(rows), vocab], in place. Returns the rows that used any of it."""
+    """Apply 2 to 9 to `logits` float32 [len(rows), vocab], in place. Returns the rows that used any of it."""
     users = [(i, row) for i, row in enumerate(rows) if row.masked_token_ids or row.params.shapes_logits]
     if not users:
         return []
@@ -47,6 +49,15 @@ def process(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         processor(logits, users)
     logits[broken] = torch.nan
     return used
+
+
+def follow_structure(logits: torch.Tensor, users: Users) -> None:
+    """structured_outputs"""
+    for i, row in users:
+        if row.matcher is not None:
+            output = row.token_ids[len(row.token_ids) - row.num_output_tokens :]
+            allowed = torch.from_numpy(row.matcher.allowed(output)).to(logits.device)
+            logits[i].masked_fill_(~allowed, -torch.inf)
 
 
 def allow(logits: torch.Tensor, users: Users) -> None:
@@ -67,7 +78,8 @@ def forbid_words(logits: torch.Tensor, users: Users) -> None:
 
 def forbid_ends(logits: torch.Tensor, users: Users) -> None:
     """min_tokens"""
-    _forbid(logits, [(i, t) for i, row in users for t in row.masked_token_ids])
+    unfinished = [(i, row) for i, row in users if row.matcher is None or not row.matcher.is_complete]
+    _forbid(logits, [(i, t) for i, row in unfinished for t in row.masked_token_ids])
 
 
 def bias(logits: torch.Tensor, users: Users) -> None:
@@ -109,7 +121,14 @@ def penalize(logits: torch.Tensor, users: Users) -> None:
     logits[where, ids] = values - frequency * times - presence * (times > 0)
 
 
-PROCESSORS: tuple[Callable[[torch.Tensor, Users], None], ...] = (allow, forbid_words, forbid_ends, bias, penalize)
+PROCESSORS: tuple[Callable[[torch.Tensor, Users], None], ...] = (
+    follow_structure,
+    allow,
+    forbid_words,
+    forbid_ends,
+    bias,
+    penalize,
+)
 
 
 def _last_ids(row: SampleRow) -> list[int]:

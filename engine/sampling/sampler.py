@@ -20,6 +20,7 @@ from .logprobs import TopLogprobs
 from .params import SamplingParams
 from .processors import process
 from .random import request_seed, uniforms
+from .structured import Matcher
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class SampleRow:
     num_output_tokens: int  # tokens this sample already has: the counter of its random stream
     masked_token_ids: Sequence[int] = ()  # may not be chosen: EOS and stop ids while below min_tokens
     token_ids: Sequence[int] = ()  # prompt and output, the last num_output_tokens of them; read, never kept
+    matcher: Matcher | None = None  # of the sample's structured_outputs
 
 
 @dataclass(slots=True)

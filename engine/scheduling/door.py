@@ -38,6 +38,10 @@ class Door:
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("bad_words", [token_id for word in params.bad_words for token_id in word])
+        if params.structured_outputs is not None and params.structured_outputs.compiled is None:
+            raise RequestRefused(
+                "structured_outputs is not compiled: that needs a tokenizer, so Engine does it", Cause.INVALID
+            )
         if params.n > self.config.max_num_seqs:
             raise RequestRefused(
                 f"n={params.n}: all samples run together, and max_num_seqs allows {self.config.max_num_seqs}",

@@ -23,7 +23,8 @@ from .scheduler import Scheduler
 
 _FINISHED_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # ours -> vLLM's label
 _NOTHING_LEFT = (
-    "no token is left to choose: allowed_token_ids, bad_words and min_tokens together forbid every one; allow more ids"
+    "no token is left to choose: structured_outputs, allowed_token_ids, bad_words and min_tokens together forbid every "
+    "one; allow more ids"
 )
 
 
@@ -36,7 +37,9 @@ def sample_rows(plan: Plan) -> list[SampleRow]:
         request, num_output = seq.request, seq.num_output_tokens
         masked = request.masked_token_ids if num_output < request.params.min_tokens else ()
         for child in range(seq.child, seq.child + seq.num_seats):
-            rows.append(SampleRow(logits_row, request.params, request.id, child, num_output, masked, seq.token_ids))
+            rows.append(
+                SampleRow(logits_row, request.params, request.id, child, num_output, masked, seq.token_ids, seq.matcher)
+            )
     return rows
 
 

@@ -11,7 +11,7 @@ import torch
 from fake_model import greedy, make_core, reference, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvscope.engine import Cause, EventKind, SamplingParams
+from kvscope.engine import Cause, EventKind, SamplingParams, StructuredOutputsParams
 from kvscope.engine.sampling.processors import process
 from kvscope.engine.sampling.random import request_seed, uniforms
 from kvscope.engine.sampling.sampler import Sampler, SampleRow
@@ -25,19 +25,21 @@ INF = math.inf
 
 
 def slow_logits(logits, row):
-    """Steps 2 to 8 for one row: float32 scalars in, float32 scalars out."""
+    """Steps 2 to 9 for one row: float32 scalars in, float32 scalars out."""
     p, f32 = row.params, np.float32
     values = [f32(v) for v in logits]
     prompt = row.token_ids[: len(row.token_ids) - row.num_output_tokens]
     output = row.token_ids[len(prompt) :]
     for t in range(len(values)):
+        if row.matcher is not None and t not in row.matcher.ids:
+            values[t] = f32(-INF)
         if p.allowed_token_ids is not None and t not in p.allowed_token_ids:
             values[t] = f32(-INF)
         for word in p.bad_words:
             *before, last = word
             if last == t and len(before) <= len(output) and output[len(output) - len(before) :] == before:
                 values[t] = f32(-INF)
-        if t in row.masked_token_ids:
+        if t in row.masked_token_ids and not (row.matcher is not None and row.matcher.is_complete):
             values[t] = f32(-INF)
         if p.logit_bias and t in p.logit_bias:
             values[t] += f32(p.logit_bias[t])
@@ -51,7 +53,7 @@ def slow_logits(logits, row):
 
 
 def slow_kept(values, p, nudge=(0.0, 0.0)):
-    """({id kept by the filters of step 9: mass}); `nudge` moves the edges of top_p and min_p by what rounding may."""
+    """({id kept by the filters of step 10: mass}); `nudge` moves the edges of top_p and min_p by what rounding may."""
     order = sorted(range(len(values)), key=lambda t: (-values[t], t))
     if p.temperature == 0:
         return {t: math.exp(float(v)) for t, v in enumerate(values)}
@@ -70,7 +72,7 @@ def slow_kept(values, p, nudge=(0.0, 0.0)):
 
 
 def slow_choice(values, p, uniform, nudge=(0.0, 0.0, 0.0)):
-    """Step 9 for one row: −1 where nothing is left."""
+    """Step 10 for one row: −1 where nothing is left."""
     if max(values) == -INF:
         return -1
     if p.temperature == 0:
@@ -85,6 +87,18 @@ def slow_choice(values, p, uniform, nudge=(0.0, 0.0, 0.0)):
 
 
 # --- random parameters
+
+
+@dataclasses.dataclass
+class Structure:
+    """A matcher that allows the same ids whatever was said."""
+
+    ids: set
+    is_complete: bool
+
+    def allowed(self, output):
+        return np.isin(np.arange(VOCAB), list(self.ids))
+
 
 ids = st.integers(0, VOCAB - 1)
 words = st.lists(st.lists(ids, min_size=1, max_size=3), max_size=4)
@@ -120,7 +134,10 @@ def batches(draw):
         prompt, output = draw(st.lists(ids, min_size=1, max_size=6)), draw(st.lists(ids, max_size=8))
         masked = draw(st.one_of(st.just(()), st.lists(ids, max_size=3).map(tuple)))
         where, params = draw(st.integers(0, num_logits - 1)), draw(combinations)
-        rows.append(SampleRow(where, params, 1, draw(st.integers(0, 3)), len(output), masked, prompt + output))
+        matcher = draw(st.one_of(st.none(), st.none(), st.builds(Structure, st.sets(ids, min_size=1), st.booleans())))
+        if matcher is not None:
+            params = dataclasses.replace(params, structured_outputs=StructuredOutputsParams(regex="any"))
+        rows.append(SampleRow(where, params, 1, draw(st.integers(0, 3)), len(output), masked, prompt + output, matcher))
     return torch.tensor(logits), rows
 
 
@@ -255,7 +272,7 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_why():
     core.add_request([1, 2, 3], greedy(6, allowed_token_ids=[4], min_tokens=2))
     run(core)
     assert core.get(1).status == "finished" and core.get(2).status == "failed"
-    assert "allowed_token_ids, bad_words and min_tokens together forbid every one" in str(core.get(2).error)
+    assert "bad_words and min_tokens together forbid every one" in str(core.get(2).error)
     (failed,) = [e for e in core.events.since(0)[0] if e.kind is EventKind.FAILED]
     assert failed.cause is Cause.EXCEPTION and failed.request_id == 2
 
