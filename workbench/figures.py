@@ -1,0 +1,95 @@
+"""Static figures for notebooks, drawn with matplotlib (it comes with `kvscope[lab]`) in the colours of the workbench.
+
+A figure is saved in the notebook as SVG and needs no kernel to be read again. Each function returns the matplotlib figure, so
+that whoever knows matplotlib can go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .theme import LIGHT, OWNER_HUES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HATCHES = ("", "//", "..", "xx", "")  # what differs in hue differs in texture too
+
+
+def new_figure(title: str, *, height: float = 3.2, x_label: str = "", y_label: str = "") -> tuple[Figure, Axes]:
+    """An empty figure of notebook width on a light ground, whatever the theme of the page around it."""
+    import matplotlib.pyplot as plt
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+    set_matplotlib_formats("svg")
+    figure, axes = plt.subplots(figsize=(9, height), layout="constrained", facecolor=LIGHT.panel)
+    axes.set_facecolor(LIGHT.panel)
+    axes.set_title(title, loc="left", color=LIGHT.ink, fontsize=13)
+    axes.set_xlabel(x_label, color=LIGHT.ink)
+    axes.set_ylabel(y_label, color=LIGHT.ink)
+    axes.tick_params(colors=LIGHT.ink, labelsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LIGHT.muted)
+    plt.close(figure)  # it is shown once, as the value of its cell
+    return figure, axes
+
+
+def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], *, x_label: str = "") -> Figure:
+    """One horizontal bar per entry, from top to bottom, of parts whose values are written into them where there is room."""
+    figure, axes = new_figure(title, height=1.2 + 0.55 * len(bars), x_label=x_label)
+    left = dict.fromkeys(bars, 0.0)
+    longest = max(sum(parts.values()) for parts in bars.values())
+    for i, part in enumerate(next(iter(bars.values()))):
+        values = [parts[part] for parts in bars.values()]
+        axes.barh(list(bars), values, left=list(left.values()), color=OWNER_HUES[i], hatch=HATCHES[i % 5],
+                  edgecolor=LIGHT.ink, linewidth=0.6, label=part)  # fmt: skip
+        for bar, value in zip(bars, values, strict=True):
+            if value > 0.05 * longest:
+                words = {"ha": "center", "va": "center", "color": LIGHT.ink, "fontsize": 11}
+                box = {"facecolor": OWNER_HUES[i], "edgecolor": "none", "pad": 1.5}
+                axes.text(left[bar] + value / 2, bar, f"{value:.3g}", bbox=box, **words)
+            left[bar] += value
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
+    return figure
+
+
+def lines(
+    title: str,
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+) -> Figure:
+    """One line per series over common x, told apart by hue and by marker, with a legend."""
+    figure, axes = new_figure(title, x_label=x_label, y_label=y_label)
+    for i, (name, y) in enumerate(series.items()):
+        axes.plot(x, y, color=(*OWNER_HUES[:4], *OWNER_HUES[5:])[i], marker="osD^vPX"[i], linewidth=2.2,
+                  markeredgecolor=LIGHT.ink, markeredgewidth=0.6, label=name)  # fmt: skip
+    if log_x:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(x), [f"{value:g}" for value in x])
+    axes.set_ylim(bottom=0)
+    axes.grid(color=LIGHT.line, linewidth=0.8)
+    axes.legend(frameon=False, labelcolor=LIGHT.ink, fontsize=11)
+    return figure
+
+
+def gantt(title: str, spans: Mapping[str, Sequence[tuple[float, float, str]]], *, x_label: str) -> Figure:
+    """A row per entry with its spans (start, end, what it did); each kind of doing has its hue and texture."""
+    figure, axes = new_figure(title, height=1.2 + 0.3 * len(spans), x_label=x_label)
+    kinds = list(dict.fromkeys(kind for row in spans.values() for _, _, kind in row))
+    for name, row in spans.items():
+        for start, end, kind in row:
+            i = kinds.index(kind)
+            axes.barh(name, end - start, left=start, color=OWNER_HUES[i], hatch=HATCHES[i % 5], edgecolor=LIGHT.ink,
+                      linewidth=0.4, height=0.7)  # fmt: skip
+    for i, kind in enumerate(kinds):
+        axes.barh([], [], color=OWNER_HUES[i], hatch=HATCHES[i % 5], edgecolor=LIGHT.ink, label=kind)
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
+    return figure
