@@ -117,7 +117,8 @@ class Session:
         return page
 
     def follow(self, document: Any) -> None:
-        """Draw now, then ten times a second until the session ends."""
+        """Draw now, for the page to start from; then ten times a second from when the page is there until it ends. What
+        changes while the page is on its way would not reach it: Panel drops it."""
         self.screen.add_script(document)
         next_tick = 0.0
 
@@ -132,7 +133,7 @@ class Session:
             next_tick = now + self.pace.spent(time.thread_time() - begun, now) - PERIOD / 2
 
         tick()
-        document.add_periodic_callback(tick, int(PERIOD * 1000))
+        pn.state.onload(lambda: document.add_periodic_callback(tick, int(PERIOD * 1000)))
         document.on_session_destroyed(lambda _context: self.close())
 
     def close(self) -> None:

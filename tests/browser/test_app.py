@@ -22,6 +22,25 @@ def served(tiny_folder):
     engine.close()
 
 
+def test_a_page_that_opens_under_load_misses_no_tick(served, browser, monkeypatch):
+    from kvscope.engine import SamplingParams
+    from kvscope.workbench.controls import Commands
+
+    engine, url, _ = served
+    said, obey = [], Commands.run
+    monkeypatch.setattr(Commands, "run", lambda self, kind, *values: (said.append(kind), obey(self, kind, *values)))
+    handles = [engine.submit([3, 4, 5], SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(400)]
+    watched = open_page(browser, width=1200)
+    watched.page.goto(url)
+    watched.page.wait_for_selector("h2 >> text=KV block pool", timeout=30_000)
+    watched.page.wait_for_timeout(1500)
+    assert "hello" in said
+    assert "resync" not in said, "what the page says when it has missed a tick"
+    for handle in handles:
+        handle.cancel()
+    watched.page.context.close()
+
+
 def test_two_viewers_of_one_engine(served, browser, shots):
     engine, url, app = served
     first, second = (open_page(browser, width=1200, color_scheme=scheme) for scheme in ("light", "dark"))
