@@ -39,6 +39,14 @@ def test_a_preempted_request_stops_and_resumes():
     assert stopped.first == 107 and "was preempted because 6b needed a block" in stopped.why
 
 
+def test_a_viewer_that_comes_later_tells_the_same_phases():
+    source, late = FakeSource(), Phases()
+    late.update(source.frame(steps=290))
+    watched = followed(290)
+    for request_id in (1, 2, 4, 5):
+        assert told(late, request_id) == told(watched, request_id)
+
+
 def test_phases_neither_overlap_nor_leave_gaps():
     for spans in followed(290).spans.values():
         for before, after in itertools.pairwise(spans):
@@ -136,7 +144,7 @@ def test_taps_twins_and_themes():
     headers, rows = view.table()
     assert headers == ["Request", "Steps", "Phase", "Why"] and rows[0] == ["1", "2–3", "prefill", rows[0][3]]
     view.restyle(DARK)
-    assert view.figure.background_fill_color == DARK.panel
+    assert view.figure.xgrid.grid_line_color == DARK.line
     assert Timeline().summary().startswith("Nothing has run yet")
 
 

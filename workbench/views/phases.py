@@ -30,6 +30,7 @@ class Span:
     open: bool = True
     lanes: dict[int, int] | None = None
     number: int = 0  # in order of creation
+    goal: int = 0  # tokens that a prefill has to catch up with
 
     def about(self) -> str:
         """For the hover: the phase, since when, and why."""
@@ -97,9 +98,20 @@ class Phases:
         if spans and spans[-1].open:
             spans[-1].open = False
             spans[-1].last = max(spans[-1].first, event.step - 1)
+            if phase == "preempted":
+                self._split(event.request_id, event.numbers.get("recompute_tokens", 0) - spans[-1].goal)
             if spans[-1].phase == "waiting" and event.step - spans[-1].first <= 1:
                 spans.pop()  # admitted in the first step after its arrival: it never waited
-        self._add(event.request_id, Span(phase, event.step, event.step, why, cached / total if total else 0.0))
+        share = cached / total if total else 0.0
+        self._add(event.request_id, Span(phase, event.step, event.step, why, share, goal=total))
+
+    def _split(self, request_id: int, decode_steps: int) -> None:
+        """Of a prefill that has ended unseen, by a viewer that came later or too seldom, give the last steps to decode:
+        it writes one token in each, and the event that ended it counted them."""
+        span = self.spans[request_id][-1]
+        if span.phase == "prefill" and 0 < decode_steps <= span.last - span.first:
+            end, span.last = span.last, span.last - decode_steps
+            self._add(request_id, Span("decode", span.last + 1, end, open=False, lanes={0: end}))
 
     def _add(self, request_id: int, span: Span) -> None:
         self._count += 1
@@ -139,6 +151,11 @@ class Phases:
                 spans[-1].open = False
                 spans[-1].last = max(spans[-1].first, event.step if event else spans[-1].last)
                 why = sentence(event, self.context).headline if event else ""
+                if event:
+                    prompt = next((s.goal for s in spans if s.phase == "prefill"), 0)
+                    before = spans[-1].goal - prompt  # tokens that it had written when it was preempted
+                    self._split(request_id, event.numbers.get("output_tokens", 0) - before - 1)
+                    spans = self.spans[request_id]
                 self._add(request_id, Span("finished", spans[-1].last, spans[-1].last, why, open=False))
         if sum(map(len, self.spans.values())) > _KEPT:
             oldest = next(iter(self.spans))
