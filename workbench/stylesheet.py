@@ -103,8 +103,8 @@ select,input,textarea{padding:4px 8px;width:100%} textarea{resize:vertical;line-
 .brand{font-size:19px;font-weight:700;letter-spacing:-.2px;display:flex;align-items:center;gap:8px}
 .tag{font-size:12.5px;font-weight:700;letter-spacing:.3px;border:1.5px solid currentColor;border-radius:4px;padding:0 6px;line-height:19px;color:var(--ok)}
 .tag.replay{color:var(--accent)}
-.facts{color:var(--muted);font-size:14.5px} .facts b{color:var(--ink);font-weight:600} .facts span{white-space:nowrap}
-.facts span+span::before{content:"·";margin:0 7px;color:var(--line2)}
+.facts{color:var(--muted);font-size:14.5px;line-height:1.35;flex:1 1 420px;min-width:0} .facts b{color:var(--ink);font-weight:600} .facts span{white-space:nowrap}
+.facts span:not(:last-child)::after{content:"·";margin:0 4px 0 7px;color:var(--line2)}
 .spacer{flex:1} .acts button{margin-left:5px;padding:3px 10px}
 .btns{display:flex;gap:6px;align-items:center}
 .stepno{font-size:15px;white-space:nowrap;text-align:right;line-height:1.25;min-width:176px} .stepno b{font-size:19px;font-variant-numeric:tabular-nums}
