@@ -67,8 +67,9 @@ class Panel:
         self.view.update(frame)
         if self.head is None or self.twin is None:
             return
-        if self.twin.css_classes != _classes(as_table):
-            self.view.root.visible, self.twin.css_classes = not as_table, _classes(as_table)
+        drawn = not as_table and not self.view.empty
+        if self.twin.css_classes != _classes(as_table) or self.view.root.visible != drawn:
+            self.view.root.visible, self.twin.css_classes = drawn, _classes(as_table)
             force = True
         if self._due("head", tick.now, HEADS_EVERY, force):
             _write(self.head, self._head(choices, as_table))

@@ -38,9 +38,11 @@ class StoryLine:
         self._untold: list[Event] = []
         self._changed = -HOLD_SECONDS
         self._told: Story | None = None
-        self._was_running = True
+        self._was_running: bool | None = None
 
     def update(self, frame: Frame) -> None:
+        if self._was_running is None:  # a page that opens on a paused engine tells its newest step, not its past
+            self._was_running = frame.running
         self._context.learn(frame.events, frame.snapshot)
         self._untold += frame.events
         if len(self._untold) > _MEMORY:

@@ -230,7 +230,7 @@ def test_restyling_keeps_the_figure_and_sends_dark_colours():
     view, _frame, _ = drawn(93)
     figure = view.figure
     view.restyle(DARK.scaled(1.25))
-    assert view.figure is figure and figure.background_fill_color == DARK.panel
+    assert view.figure is figure and view._row_text.glyph.text_color == DARK.muted
     assert view._grid._face["transform"].palette == glyph.face_palette(DARK)
     assert view.source.data["size"][5] == DARK.scaled(1.25).font(15.5)
 

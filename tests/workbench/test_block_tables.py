@@ -130,6 +130,6 @@ def test_twins_and_themes():
     assert headers == ["Sequence", "Tokens", "Blocks in logical order"]
     assert rows[0][2].startswith("1×11 2×11") and len(rows) == 15
     view.restyle(DARK)
-    assert "white chip" in view.summary() and view.figure.background_fill_color == DARK.panel
+    assert "white chip" in view.summary() and view.figure.xaxis.major_label_text_color == DARK.muted
     empty = BlockTables()
     assert empty.table()[1] == []

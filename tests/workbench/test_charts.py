@@ -84,7 +84,7 @@ def test_axis_tops_are_round_and_restyling_repaints():
     view.update(source.frame(steps=60))
     view.restyle(DARK)
     assert view.ends.data["colour"] == [DARK.decode, DARK.prefill]
-    assert view.figure.background_fill_color == DARK.panel
+    assert view.figure.ygrid.grid_line_color == DARK.line
 
 
 def test_twins_show_the_last_eight_steps():

@@ -7,7 +7,7 @@ import pytest
 from bokeh.document import Document
 from bokeh.models import Column, Div
 from fake_frames import FakeEngine
-from kvscope.engine.events import EventKind
+from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from kvscope.workbench import stylesheet
 from kvscope.workbench.bus import JS
@@ -263,6 +263,43 @@ def test_the_saved_copy_has_everything_and_needs_nothing():
     for foreign in ("<script", "http://", "https://cdn", "var(--", "<h4"):
         assert foreign not in html.replace("http://www.w3.org", ""), foreign
     assert "&lt;b&gt;text of" in html
+
+
+def test_a_panel_without_anything_to_draw_says_so_and_shows_no_bare_axis():
+    page = Page()
+    for tab, names in (("watch", ["timeline"]), ("explain", ["block_tables"]), ("measure", ["throughput", "memory"])):
+        page.choices.tab = tab
+        page.tick(0)
+        views = [page.screen.view(name) for name in names]
+        assert not any(view.root.visible for view in views)
+        assert all(view.summary() in page.shown() for view in views)
+        assert all(re.search("yet|No sequence", view.summary()) for view in views)
+    page.tick(40)
+    assert all(view.root.visible for view in views)
+    page.choices.all_tables = True
+    page.tick()
+    assert not any(view.root.visible for view in views)
+
+
+def test_a_page_that_opens_on_a_paused_engine_tells_the_newest_step():
+    engine, line = Engine(), StoryLine()
+    for _ in range(108):
+        engine.step()
+    engine.state = "paused"
+    events, _, _ = engine.events.since(0)
+    quiet = [e for e in events if e.step < 108] + [Event(10**6, 108, 0.0, EventKind.STEP, numbers={"decode_tokens": 3})]
+    line.update(Frame(engine.snapshot(), quiet))
+    assert line.text.startswith("Step 108 computed 3 tokens")
+
+
+def test_the_log_says_what_it_has_nothing_of():
+    page = Page()
+    page.choices.tab = "explain"
+    page.tick(0)
+    assert "No event yet." in page.shown()
+    page.choices.log_filter, page.choices.selection = "copied", Selection("request", 1)
+    page.tick(3)
+    assert "No event of the kind “Copied” of request 1 yet." in page.shown()
 
 
 def test_everything_that_can_be_clicked_has_somebody_who_obeys():

@@ -161,6 +161,11 @@ class View:
         self.frame: Frame | None = None
 
     @property
+    def empty(self) -> bool:
+        """Nothing to draw yet: the panel then shows the summary alone, never a bare axis."""
+        return False
+
+    @property
     def source(self) -> ColumnDataSource:
         """The first source: the one that holds what the view is about."""
         return next(iter(self.sources.values()))
@@ -322,17 +327,24 @@ def font() -> Any:
     return value(FONT)
 
 
+_CLEAR = ".bk-Canvas{background:none}"
+
+
 def plain_figure(theme: Theme, **options: Any) -> figure:
-    """A figure with no toolbar, grid or default tools, painted from the theme."""
+    """A figure with no toolbar, grid or default tools, through which its panel is seen. One that paints its own ground
+    keeps a hairline of the theme before: Bokeh clears half a pixel too little at two of its edges."""
     fig = figure(
         **{
             "toolbar_location": None,
             "tools": [],
             "output_backend": "canvas",
             "outline_line_color": None,
+            "background_fill_color": None,
+            "border_fill_color": None,
             "min_border": 2,
             "sizing_mode": "stretch_width",
             **options,
+            "stylesheets": [_CLEAR, *options.get("stylesheets", ())],
         }
     )
     fig.grid.visible = False
@@ -345,8 +357,7 @@ def plain_figure(theme: Theme, **options: Any) -> figure:
 
 
 def paint_figure(fig: figure, theme: Theme) -> None:
-    """Background and axis text of a figure in `theme`."""
-    fig.background_fill_color = fig.border_fill_color = theme.panel
+    """Axis text and grid of a figure in `theme`."""
     for axis in fig.axis:
         axis.major_label_text_color = theme.muted
         axis.major_label_text_font_size = theme.font(12.5)

@@ -13,7 +13,7 @@ from bokeh.models import Div, HoverTool, Range1d
 from bokeh.plotting import figure
 
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
-from . import glyph
+from . import glyph, legend
 from .base import ENDED, Frame, Selection, View, capped, empty_source, font, plain_figure
 from .block_cells import CellGrid
 from .block_image import COLUMNS as IMAGE_COLUMNS
@@ -153,7 +153,6 @@ class BlockMap(View):
 
     def restyle(self, theme: Theme) -> None:
         self.theme = theme
-        self.figure.background_fill_color = self.figure.border_fill_color = theme.panel
         self.figure.max_width = round(_PITCH * 16 * 1.066 * theme.scale)
         self._row_text.glyph.text_color = theme.muted
         self._row_text.glyph.text_font_size = theme.font(13)
@@ -215,29 +214,16 @@ def legend_html(theme: Theme, hue: str, *, with_marks: bool) -> str:
         ("shared", "shared", {"state": 3, "strip": OWNER_HUES[:3], "label": "×N", "font_size": 11}),
         ("unwritten", "unwritten slots", {"state": 2, "written": 0.375}),
     )
-
-    def icon(size: int, body: str) -> str:
-        side = theme.px(size)
-        return (
-            f'<svg width="{side}" height="{side}" viewBox="0 0 {size} {size}">{glyph.svg_patterns(theme)}{body}</svg>'
-        )
-
-    states = "".join(
-        f'<span>{icon(24, glyph.block_svg(theme, hue=hue, **options))}{words}<b class="{name}"></b></span>'
+    patterns = glyph.svg_patterns(theme)
+    states = [
+        legend.icon(theme, 24, 24, patterns + glyph.block_svg(theme, hue=hue, **options))
+        + f'{words}<b class="{name}"></b>'
         for name, words, options in glyphs
-    )
-    marks = (
-        ""
-        if not with_marks
-        else "".join(
-            f"<span>{icon(20, glyph.mark_svg(theme, mark))}{glyph.MARK_WORDS[mark]}</span>" for mark in glyph.MARKS[:3]
-        )
-    )
+    ]
+    marks = [legend.icon(theme, 20, 20, glyph.mark_svg(theme, m)) + glyph.MARK_WORDS[m] for m in glyph.MARKS[:3]]
     counts = "".join(f".{name}::before{{content:var(--{name},'0')}}" for name, _, _ in glyphs)
     return (
-        f"<style>.kv-legend{{display:flex;flex-wrap:wrap;gap:4px 13px;align-items:center;margin:0 0 8px;"
-        f"font:{theme.font(14)}/1.45 {FONT};color:{theme.ink}}}.kv-legend span{{display:inline-flex;gap:6px;"
-        f"align-items:center;white-space:nowrap}}.kv-legend .lead{{color:{theme.muted}}}{counts}</style>"
-        f'<div aria-hidden="true"><div class="kv-legend">{states}</div>'
-        + (f'<div class="kv-legend"><span class="lead">In this step:</span>{marks}</div></div>' if marks else "</div>")
+        f'<style>{legend.style(theme)}{counts}</style><div aria-hidden="true">{legend.line(states)}'
+        + (legend.line(marks, "In this step:") if with_marks else "")
+        + "</div>"
     )

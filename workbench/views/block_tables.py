@@ -103,7 +103,6 @@ class BlockTables(View):
     def restyle(self, theme: Theme) -> None:
         self.theme = theme
         fig = self.figure
-        fig.background_fill_color = fig.border_fill_color = theme.panel
         fig.xaxis.major_label_text_color = theme.muted
         fig.xaxis.major_label_text_font_size = theme.font(12.5)
         relook(self._alpha, dim_levels(theme))
@@ -231,7 +230,13 @@ class BlockTables(View):
             return
         self.on_select(None if self.frame.selection == chosen else chosen)
 
+    @property
+    def empty(self) -> bool:
+        return not self._order
+
     def summary(self) -> str:
+        if self.empty:
+            return "No sequence holds a block. Each gets a row as soon as it runs."
         text = "One row per sequence, in reading order. A tall black chip is one block that several rows share."
         if self.theme.name == "dark":
             text = text.replace("black", "white")

@@ -102,6 +102,10 @@ class LineChart(View):
         self._names.glyph.text_color = theme.muted
         self._end_labels()
 
+    @property
+    def empty(self) -> bool:
+        return not self._history
+
     # -- one frame ----------------------------------------------------------------------------------------------------
 
     def update(self, frame: Frame) -> None:

@@ -48,7 +48,11 @@ class EventLog(View):
     ):
         super().__init__(theme, **callbacks)
         self.root = Div(
-            text=_NOTHING, stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True
+            text=_nothing(None, "all"),
+            stylesheets=list(stylesheets),
+            sizing_mode="stretch_width",
+            margin=0,
+            disable_math=True,
         )
         self._shown, self._with_filters = shown, with_filters
         self._context = Context()
@@ -76,7 +80,7 @@ class EventLog(View):
         newest = self.frame.snapshot.step
         body = "".join(_line(line, newest) for line in self._chosen(self._shown))
         text = (self._filters() if self._with_filters else "") + (
-            f'<div class="log">{body}</div>' if body else _NOTHING
+            f'<div class="log">{body}</div>' if body else _nothing(self.frame.selection, self.filter)
         )
         if self.root.text != text:
             self.root.text = text
@@ -113,7 +117,10 @@ class EventLog(View):
         return ["Step", "Kind", "Sentence"], rows
 
 
-_NOTHING = '<p class="sum" style="padding:8px 4px">No events for this selection yet.</p>'
+def _nothing(selection: Selection | None, kind: str) -> str:
+    what = "No event" if kind == "all" else f"No event of the kind “{FILTERS[kind][0]}”"
+    where = f" of {selection.kind} {selection.id}" if selection is not None else ""
+    return f'<p class="sum" style="padding:8px 4px">{what}{where} yet.</p>'
 
 
 def _concerns(line: Story, selection: Selection | None) -> bool:

@@ -86,7 +86,6 @@ class Header(View):
 
     def _paint_track(self) -> None:
         theme = self.theme
-        self._track.background_fill_color = self._track.border_fill_color = theme.panel
         self._track.height = theme.px(42)
         self._area.glyph.fill_color = theme.area
         self._base.glyph.line_color = theme.line2
@@ -209,7 +208,7 @@ def _head(frame: Frame, status: Status) -> str:
     tag = "replay" if status.source == "REPLAY" else "live"
     return (
         f'<div class="head"><span class="brand">{_logo()}kvscope</span><span class="tag {tag}">{status.source}</span>'
-        f'<span class="facts">{"".join(f"<span>{fact}</span>" for fact in facts)}</span><span class="spacer"></span>'
+        f'<span class="facts">{" ".join(f"<span>{fact}</span>" for fact in facts)}</span>'
         '<span class="acts"><button type="button" data-do="reset" title="Empty the prefix cache">Reset cache</button>'
         "</span></div>"
     )

@@ -33,9 +33,7 @@ class Requests(View):
         **callbacks,
     ):
         super().__init__(theme, **callbacks)
-        self.root = Div(
-            text=_NOTHING, stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True
-        )
+        self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
         self._texts = texts
         self._tails: dict[int, str] = {}
         self._tails_at = -1.0
@@ -56,7 +54,7 @@ class Requests(View):
             self._tails = {request_id: self._tail(request_id) for request_id in live}
         rows = "".join(self._row(frame, group) for group in groups)
         done = f'<p class="sum" style="margin:6px 5px 0">{plural(self.num_finished, "request")} finished</p>'
-        rows = f'<div class="reqs">{rows}</div>' if rows else "" if self.num_finished else _NOTHING
+        rows = f'<div class="reqs">{rows}</div>' if rows else ""
         text = rows + (done if self.num_finished else "")
         if self.root.text != text:
             self.root.text = text
@@ -66,7 +64,7 @@ class Requests(View):
         if output is None or not output.outputs:
             return ""
         text = " ".join(max((o.text[-2 * _TAIL :] for o in output.outputs[:1]), key=len).split())
-        return "…" + text[-_TAIL:] if len(text) > _TAIL else text
+        return f"… {text[-_TAIL:].partition(' ')[2] or text[-_TAIL:]}" if len(text) > _TAIL else text
 
     def _row(self, frame: Frame, group: list[RequestState]) -> str:
         first = group[0]
@@ -92,7 +90,13 @@ class Requests(View):
         parts = [f"{counts.count(name)} in {name}" for name in ("decode", "prefill", "recompute") if name in counts]
         parts += [f"{counts.count(name)} {name}" for name in ("waiting", "preempted") if name in counts]
         finished = f"{plural(self.num_finished, 'request')} finished"
-        return f"{', '.join(parts)}; {finished}." if parts else f"No request is running; {finished}."
+        return (
+            f"{', '.join(parts)}; {finished}."
+            if parts
+            else f"No request is running; {finished}."
+            if self.num_finished
+            else "No requests yet."
+        )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         headers = ["Request", "State", "Tokens", "Blocks", "Why"]
@@ -103,9 +107,6 @@ class Requests(View):
             tokens = sum(r.num_output_tokens for r in group) + group[0].num_prompt_tokens
             rows.append([str(group[0].id), phase(group), f"{tokens:,}", str(_blocks(group)), group[0].blocked_because])
         return headers, capped(rows)
-
-
-_NOTHING = '<p class="sum" style="padding:12px 4px">No requests yet.</p>'
 
 
 def live_requests(frame: Frame) -> list[list[RequestState]]:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import numpy as np
 from bokeh.core.property.vectorization import value
 from bokeh.events import Tap
-from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
+from bokeh.layouts import column
+from bokeh.models import ColumnDataSource, Div, FixedTicker, HoverTool, Range1d
 
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
+from . import legend
 from .base import (
     Frame,
     Selection,
@@ -120,7 +122,8 @@ class Timeline(View):
         )
         fig.add_tools(self._hover)
         fig.on_event(Tap, self._tapped)
-        self.root = fig
+        self._legend = Div(sizing_mode="stretch_width", margin=0)
+        self.root = column(self._legend, fig, sizing_mode="stretch_width", margin=0, spacing=0)
         self.restyle(theme)
 
     @staticmethod
@@ -169,6 +172,8 @@ class Timeline(View):
     def restyle(self, theme: Theme) -> None:
         self.theme = theme
         paint_figure(self.figure, theme)
+        self.figure.min_border_top = theme.px(HEAD - 3)  # for the current step's number, also before the first tick
+        self._legend.text = legend.phases(theme)
         self.figure.xgrid.grid_line_color = theme.line
         relook(self._alpha, (1.0, theme.dim_alpha))
         relook(self._stripes, (0.62, 0.62 * theme.dim_alpha))
@@ -233,10 +238,12 @@ class Timeline(View):
 
     def _draw_rows(self, frame: Frame, shown: list[int]) -> None:
         slots = [frame.slots.slot(r) for r in shown]
+        dims = [self._dim(frame, r) for r in shown]
+        strength = (1.0, self.theme.dim_alpha)
         chosen = frame.selected_requests
         replace_if_changed(self.rows, {
             "y": list(range(len(shown))), "label": [str(r) for r in shown], "hue": [s % len(OWNER_HUES) for s in slots],
-            "bar": [float(s >= len(OWNER_HUES)) for s in slots], "dim": [self._dim(frame, r) for r in shown],
+            "bar": [(s >= len(OWNER_HUES)) * strength[d] for s, d in zip(slots, dims, strict=True)], "dim": dims,
             "band": [float(r in chosen) for r in shown],
         })  # fmt: skip
 
@@ -284,8 +291,9 @@ class Timeline(View):
         kind, middle = _DOTS.index(span.phase), y + 0.48
         if span.open:
             self._open.append(("lines", len(rows["lines"]), span, None))
-        rows["lines"].append({"x0": span.first - 0.7, "x1": span.last, "y": middle, "kind": kind, **told})
-        rows["dots"].append({"x": span.first - 0.3, "y": middle, "kind": kind, "dim": told["dim"]})
+        first = max(span.first, 1)  # a request that arrives before the first step waits in front of it
+        rows["lines"].append({"x0": first - 0.7, "x1": span.last, "y": middle, "kind": kind, **told})
+        rows["dots"].append({"x": first - 0.3, "y": middle, "kind": kind, "dim": told["dim"]})
 
     def _add_square(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
         dot = {"x": span.last + 1.2, "y": y + 0.48, "kind": _DOTS.index("finished"), "dim": told["dim"]}
@@ -322,8 +330,12 @@ class Timeline(View):
         chosen = Selection("request", self._drawn[int(event.y)])
         self.on_select(None if self.frame.selection == chosen else chosen)
 
+    @property
+    def empty(self) -> bool:
+        return not self._drawn
+
     def summary(self) -> str:
-        if not self._drawn:
+        if self.empty:
             return "Nothing has run yet. Each request gets a row when it arrives."
         return "Prefill computes the prompt; decode writes one token in each step. Point at a bar to see why."
 
