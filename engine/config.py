@@ -15,6 +15,8 @@ _CHOICES = {
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs",),
     "preemption_mode": ("recompute",),
+    "prefix_cache": ("hash", "radix"),
+    "eviction_policy": ("lru", "lfu", "fifo", "mru", "slru"),
     "kv_allocator": ("paged", "orca-max", "orca-pow2", "orca-oracle"),
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
@@ -48,7 +50,11 @@ class EngineConfig:
     max_num_seqs            sequences in one step
     max_num_batched_tokens  tokens in one step, prefill and decode together (the chunked-prefill budget)
     max_model_len           longest prompt + output; default: what the model was trained for
-    enable_prefix_caching   keep the KV of full blocks and reuse it for prompts that begin alike
+    enable_prefix_caching   keep the KV of text and reuse it for prompts that begin alike
+    prefix_cache            "hash": a chain of hashes over full blocks; "radix": a tree over tokens, so that a hit may end inside
+                            a block, and the partly filled last block of a request that leaves can be found too
+    eviction_policy         which cached block goes first when room is needed: "lru" unused for longest, "lfu" hit least often,
+                            "fifo" cached for longest, "mru" used last, "slru" not hit twice yet, then unused for longest
     kv_allocator            "paged": blocks as tokens come; "orca-max" | "orca-pow2" | "orca-oracle": one contiguous run per
                             request, reserved when it is admitted, for comparison; they need enable_prefix_caching=False
     cache_salt              only requests with the same salt share cached text
@@ -81,6 +87,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
+    prefix_cache: str = "hash"
+    eviction_policy: str = "lru"
     kv_allocator: str = "paged"
     cache_salt: str | None = None
     kv_cache_dtype: str = "auto"
@@ -159,6 +167,8 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     max_model_len: int | None
     enable_prefix_caching: bool
+    prefix_cache: str
+    eviction_policy: str
     kv_allocator: str
     cache_salt: str | None
     kv_cache_dtype: str

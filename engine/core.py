@@ -234,7 +234,7 @@ class EngineCore:
         """Empty the prefix cache. False when running requests still hold text that can be found; theirs stays."""
         self.journal.time = time.monotonic()
         self.journal.emit(EventKind.CACHE_RESET, cause=Cause.USER, numbers={"blocks": self.tables.reset_cache()})
-        return self.tables.index.num_published == 0
+        return self.tables.cache.num_published == 0
 
     def _retire_ended(self) -> list[int]:
         """Move the requests that have ended to the finished ones, of which the newest are kept; their ids."""

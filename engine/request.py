@@ -22,7 +22,7 @@ from .outputs import RequestMetrics
 from .sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from .kvcache.prefix_hash import ExtraKeys, PrefixNode
+    from .kvcache.prefix_cache import ExtraKeys, Text
 
 _FINISH_REASONS = {
     Cause.EOS: "stop",
@@ -91,7 +91,6 @@ class Sequence:
     the blocks of `block_tables` (one table per KV group, all equally long; the null block stands where nothing is read any more)."""
 
     __slots__ = (
-        "block_keys",
         "block_tables",
         "blocked",
         "child",
@@ -100,7 +99,6 @@ class Sequence:
         "last_token_time",
         "logprobs",
         "matcher",
-        "nodes",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -108,6 +106,7 @@ class Sequence:
         "request",
         "status",
         "stop_reason",
+        "text",
         "token_ids",
         "waiting_since_step",
     )
@@ -122,8 +121,7 @@ class Sequence:
         self.num_cached_tokens = 0  # found in the prefix cache at the latest admission
         self.num_preemptions = 0
         self.block_tables: tuple[array, ...] = tuple(array("i") for _ in range(num_groups))
-        self.nodes: list[PrefixNode] = []  # text of its first full blocks, as far as it was found or published
-        self.block_keys: list[bytes] = []  # their hashes, and those of blocks still to be looked up
+        self.text: Text | None = None  # what the prefix cache has of it on record
         self.logprobs: list[dict[int, float]] | None = None if request.params.logprobs is None else []
         structure = request.params.structured_outputs
         self.matcher = None if structure is None or structure.compiled is None else structure.compiled.start()

@@ -84,6 +84,8 @@ _REASONS = {
     Cause.PROMPT: "its prompt needs room", Cause.DECODE: "its next token needs room",
     Cause.RECOMPUTE: "its tokens are computed again", Cause.RESERVED: "all that it may need is reserved", Cause.COPY_ON_WRITE: "it wrote into a shared block",
     Cause.SHARED_WRITE: "another reader still needs the old one", Cause.FORK: "it split into samples",
+    Cause.CACHED_WRITE: "cached text is never written over", Cause.SAME_TEXT: "another block holds the same text",
+    Cause.LEFT: "its request leaves it", Cause.SUPERSEDED: "a fuller block holds its tokens too",
     Cause.PARALLEL_SAMPLING: "several samples were asked for", Cause.BEAM_SEARCH: "beam search keeps several beams",
     Cause.BLOCK_FULL: "it is full", Cause.OUT_OF_WINDOW: "no token to come looks so far back",
     Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
@@ -170,6 +172,7 @@ def _cache_miss(event: Event, context: Context) -> Sentence:
         Cause.EVICTED: f"its {'next' if matched else 'first'} block was evicted{at}",
         Cause.FIRST_DIFFERENCE: f"its text differs from token {_n(event, 'at_token', matched) + 1:,} on",
         Cause.FULL_BLOCKS_ONLY: f"caching works in full blocks of {context.block_size}",
+        Cause.NO_FREE_BLOCK: "no block was free for a copy of the last one",
     }.get(event.cause, _REASONS[event.cause])
     if not matched:
         return Sentence(f"{_request(event)} missed the cache because {reason}.", _from_cache(0, prompt))
@@ -206,10 +209,10 @@ def _forked(event: Event, context: Context) -> Sentence:
 def _copied(event: Event, context: Context) -> Sentence:
     source = _n(event, "source", -1)
     reader = context.name(_n(event, "reader", -1), _n(event, "reader_child"))
+    why = f"{reader} still reads block {source}" if event.cause is not Cause.CACHED_WRITE else "its text stays cached"
     size = f", one block of {kibibytes(_n(event, 'bytes'))}" if _n(event, "bytes") else ""
     return Sentence(
-        f"{_who(event, context)} copied block {source} to block {event.block_id} before writing, "
-        f"because {reader} still reads block {source}.",
+        f"{_who(event, context)} copied block {source} to block {event.block_id} before writing, because {why}.",
         f"Copy-on-write: {_count(_n(event, 'tokens'), 'token')}{size}.",
     )
 

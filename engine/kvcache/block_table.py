@@ -18,12 +18,17 @@ from typing import TYPE_CHECKING
 
 from ..events import Cause, EventKind, Journal
 from ..metrics import Metrics
+from . import audit
 from .block_pool import NULL_BLOCK, BlockPool
-from .prefix_hash import Miss, PrefixIndex, PrefixNode
+from .prefix_cache import Hit, Miss, PrefixCache, Text
+from .prefix_hash import PrefixIndex
+from .radix_tree import RadixTree
 
 if TYPE_CHECKING:
     from ..models.base import KVGroup
     from ..request import Sequence
+
+PREFIX_CACHES: dict[str, type[PrefixIndex] | type[RadixTree]] = {"hash": PrefixIndex, "radix": RadixTree}
 
 
 class BlockTables:
@@ -38,6 +43,8 @@ class BlockTables:
         chunk: int,
         block_bytes: int,
         enable_prefix_caching: bool,
+        prefix_cache: str,
+        eviction_policy: str,
         journal: Journal,
         metrics: Metrics,
     ):
@@ -48,9 +55,11 @@ class BlockTables:
         self.enable_prefix_caching = enable_prefix_caching
         self.journal = journal
         self.metrics = metrics
-        self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size, groups=groups)
+        self.pool = BlockPool(num_blocks, eviction_policy)
+        kind = PREFIX_CACHES[prefix_cache]
+        self.cache: PrefixCache = kind(num_blocks=num_blocks, block_size=block_size, groups=groups)
         self._copies: list[list[tuple[int, int]]] = [[] for _ in groups]
+        self._sources: list[tuple[Sequence, int, int]] = []  # (who, group, block): read until the copies are made
 
     # --- what a request needs ---------------------------------------------------------------------------------------
 
@@ -80,29 +89,37 @@ class BlockTables:
 
     # --- admission ------------------------------------------------------------------------------------------------
 
-    def find_prefix(self, seq: Sequence) -> list[PrefixNode]:
-        """Cached text at the start of the sequence: whole blocks, and at least one token is left to compute."""
+    def find_prefix(self, seq: Sequence) -> Hit:
+        """Cached text at the start of the sequence; at least one token is left to compute. A hit that ends inside a block
+        needs one more for a copy, for one step; where that is too much it ends with the full block before."""
         if not self.reads_cache(seq):
-            return []
-        root = self.index.root(seq.request.extra_keys)
-        max_blocks = (seq.num_tokens - 1) // self.block_size
-        return self.index.match(root, seq.token_ids, seq.block_keys, max_blocks)
+            return Hit()
+        text, size = self._text(seq), self.block_size
+        hit = self.cache.match(text, seq.num_tokens - 1)
+        if hit.num_tokens % size and self.blocks_to_admit(seq, hit) > self.pool.num_free:
+            hit = self.cache.match(text, hit.num_tokens // size * size)._replace(is_cut=True)
+        return hit
+
+    def _text(self, seq: Sequence) -> Text:
+        if seq.text is None:
+            seq.text = self.cache.begin(seq.request.extra_keys, seq.token_ids)
+        return seq.text
 
     def reads_cache(self, seq: Sequence) -> bool:
         """Log-probabilities of a prompt need every one of its tokens computed."""
         return self.enable_prefix_caching and not seq.request.lacks_prompt_logprobs
 
-    def explain_miss(self, seq: Sequence, nodes: list[PrefixNode]) -> Miss | None:
-        """Why `find_prefix` found no more than `nodes`."""
-        root = self.index.root(seq.request.extra_keys)
-        max_blocks = (seq.num_tokens - 1) // self.block_size
-        return self.index.explain(root, seq.token_ids, seq.block_keys, nodes, max_blocks)
+    def explain_miss(self, seq: Sequence, hit: Hit) -> Miss | None:
+        """Why `find_prefix` found no more."""
+        return Miss(Cause.NO_FREE_BLOCK) if hit.is_cut else self.cache.explain(self._text(seq), hit, seq.num_tokens - 1)
 
-    def blocks_to_admit(self, seq: Sequence, nodes: list[PrefixNode]) -> int:
-        """Free blocks that its whole prefill would use up: new ones, and cached ones that leave the free queue."""
-        ref_count, found = self.pool.ref_count, [block for table in self._found(nodes) for block in table if block]
-        revived = sum(ref_count[block] == 0 for block in found)
-        return self.blocks_for(seq.num_tokens) - len(found) + revived
+    def blocks_to_admit(self, seq: Sequence, hit: Hit) -> int:
+        """Free blocks that its whole prefill would use up: new ones, among them the copy of a block of which it found only
+        the beginning, and cached ones that get a reader again."""
+        found = [block for table in hit.tables for block in table if block]
+        revived = sum(self.pool.ref_count[block] == 0 for block in found)
+        copied = len(hit.tables) if hit.num_tokens % self.block_size else 0
+        return self.blocks_for(seq.num_tokens) - len(found) + copied + revived
 
     def available(self, seq: Sequence) -> int:
         """Free blocks that this sequence could use."""
@@ -112,19 +129,12 @@ class BlockTables:
         """Blocks that an admitted prefill will still need."""
         return max(0, self.blocks_for(seq.prefill_end) - self.held(seq))
 
-    def _found(self, nodes: list[PrefixNode]) -> list[list[int]]:
-        """The tables with which a sequence that begins with this text starts: the null block where nobody looks any more."""
-        tables = []
-        for g, group in enumerate(self.groups):
-            first = group.first_visible_block(len(nodes) * self.block_size, self.block_size)
-            tables.append([NULL_BLOCK] * first + [node.blocks[g][0] for node in nodes[first:]])
-        return tables
-
-    def adopt(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
+    def adopt(self, seq: Sequence, hit: Hit) -> None:
         """Start the sequence's tables with the blocks that hold this text; nothing of it is computed again."""
-        self._share(seq, self._found(nodes), Cause.PREFIX_MATCH)
-        seq.nodes = list(nodes)
-        seq.num_computed_tokens = seq.num_cached_tokens = len(nodes) * self.block_size
+        if hit.num_tokens:
+            self._share(seq, hit.tables, Cause.PREFIX_MATCH)
+            self.cache.adopt(self._text(seq), hit)
+        seq.num_computed_tokens = seq.num_cached_tokens = hit.num_tokens
 
     # --- growth ---------------------------------------------------------------------------------------------------
 
@@ -134,9 +144,8 @@ class BlockTables:
         start, tables, pool = seq.num_computed_tokens, seq.block_tables, self.pool
         first = start // self.block_size
         missing = -(-(start + num_tokens) // self.block_size) - len(tables[0])
-        shared = (
-            [g for g, table in enumerate(tables) if pool.ref_count[table[first]] > 1] if start % self.block_size else ()
-        )
+        last = [table[first] for table in tables] if start % self.block_size else []
+        shared = [g for g, block in enumerate(last) if pool.ref_count[block] > 1 or pool.is_cached[block]]
         if not missing and not shared:
             return True
         if missing * len(tables) + len(shared) > pool.num_free:
@@ -167,26 +176,32 @@ class BlockTables:
         self.metrics.count("kvscope:blocks_evicted_total")
 
     def _uncache(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
-        """Nothing finds the block's text from here on: out of the index and out of the pool's cached blocks."""
-        node = self.index.node_of(block)
-        if node is None:
-            return
-        group = next(g for g, blocks in enumerate(node.blocks) if block in blocks)
-        self.journal.emit(EventKind.EVICTED, -1, 0, group, block, self.pool.generation[block], cause, numbers)
-        self.index.forget(block, self.journal.step)
+        """Nothing finds the block's text from here on: out of the cache and out of the pool's cached blocks."""
+        if self.pool.is_cached[block]:
+            self._tell_evicted(block, cause, numbers)
+            self.cache.forget(block, self.journal.step)
+
+    def _tell_evicted(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
+        group, generation = self.cache.group_of(block), self.pool.generation[block]
+        self.journal.emit(EventKind.EVICTED, -1, 0, group, block, generation, cause, numbers)
         self.pool.uncache(block)
 
     def _idle_steps(self, block: int) -> int:
         return self.journal.step - self.pool.last_used_step[block]
 
     def _copy_on_write(self, seq: Sequence, group: int, logical: int, tokens: int) -> None:
-        """Others still read the block that is written next: give the sequence a copy of its first `tokens` slots. The
-        last one to write finds itself the only reader and needs none, so n samples make n − 1 copies."""
+        """Others still read the block that is written next, or its text is cached: give the sequence a copy of its first
+        `tokens` slots. Of n samples that share a block which is not cached the last to write finds itself the only reader
+        and needs no copy. A cached block keeps its reader until the copies are made, so that nobody takes it before."""
         table = seq.block_tables[group]
         source = table[logical]
         copy = table[logical] = self._take(seq, group, logical, Cause.COPY_ON_WRITE)
-        self.pool.release(source, self.journal.step)
-        self._copy(seq, group, source, copy, tokens, Cause.SHARED_WRITE)
+        if self.pool.is_cached[source]:
+            self._sources.append((seq, group, source))
+            self._copy(seq, group, source, copy, tokens, Cause.CACHED_WRITE)
+        else:
+            self.pool.release(source, self.journal.step)
+            self._copy(seq, group, source, copy, tokens, Cause.SHARED_WRITE)
 
     def _copy(self, seq: Sequence, group: int, source: int, copy: int, tokens: int, cause: Cause) -> None:
         """Have the first `tokens` slots of `source` copied, before the next step writes anything."""
@@ -194,14 +209,14 @@ class BlockTables:
         pool.fill(copy, tokens)
         self._copies[group].append((source, copy))
         self.metrics.count("kvscope:blocks_copied_total")
-        reader = next(s for s in seq.request.children if source in s.block_tables[group])
+        reader = next((s for s in seq.request.children if source in s.block_tables[group]), None)
         numbers = {
             "source": source,
             "source_generation": pool.generation[source],
             "tokens": tokens,
             "bytes": self.block_bytes,
-            "reader": reader.request.id,
-            "reader_child": reader.child,
+            "reader": reader.request.id if reader else -1,
+            "reader_child": reader.child if reader else 0,
         }
         self.journal.emit(EventKind.COPIED, seq.request.id, seq.child, group, copy, pool.generation[copy],
                           cause, numbers)  # fmt: skip
@@ -210,25 +225,32 @@ class BlockTables:
         """The (source, copy) pairs since the last call, a list per group. All are made before anything is written."""
         copies = tuple(self._copies)
         self._copies = [[] for _ in self.groups]
+        for seq, group, source in self._sources:
+            self._release(seq, group, source, Cause.COPY_ON_WRITE)
+        self._sources = []
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` reads all blocks of `parent`, the partly filled one included."""
         self._share(child, parent.block_tables, Cause.FORK)
-        child.nodes = list(parent.nodes)
-        child.block_keys = list(parent.block_keys)
+        if parent.text is not None:
+            child.text = self.cache.fork(parent.text, child.token_ids)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_tokens = parent.num_cached_tokens
 
     def _share(self, seq: Sequence, tables: Iterable[Iterable[int]], cause: Cause) -> None:
         """Begin the sequence's empty tables with these blocks, of which it is one more reader."""
-        pool = self.pool
         for group, table in enumerate(tables):
             seq.block_tables[group].extend(table)
             for block in seq.block_tables[group]:
                 if block != NULL_BLOCK:
-                    self.journal.emit(EventKind.SHARED, seq.request.id, seq.child, group, block,
-                                      pool.generation[block], cause, {"ref_count": pool.share(block)})  # fmt: skip
+                    self._read(seq, group, block, cause)
+
+    def _read(self, seq: Sequence, group: int, block: int, cause: Cause) -> None:
+        pool = self.pool
+        readers = pool.hit(block) if cause is Cause.PREFIX_MATCH else pool.share(block)
+        self.journal.emit(EventKind.SHARED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
+                          {"ref_count": readers})  # fmt: skip
 
     # --- after the step -------------------------------------------------------------------------------------------
 
@@ -240,8 +262,8 @@ class BlockTables:
             slots = min(size, end - logical * size)
             for table in seq.block_tables:
                 pool.fill(table[logical], slots)
-        if self.enable_prefix_caching and end // size > len(seq.nodes):
-            self._publish(seq, end // size)
+        if self.enable_prefix_caching and end // size > self._text(seq).num_blocks:
+            self._publish(seq, end // size * size, Cause.BLOCK_FULL)
         for index, group in enumerate(self.groups):
             if group.window:
                 self._slide(seq, index, group.first_visible_block(end, size))
@@ -258,25 +280,31 @@ class BlockTables:
                               Cause.OUT_OF_WINDOW, {"logical": logical, "window": self.groups[group].window})  # fmt: skip
             self._release(seq, group, block, Cause.OUT_OF_WINDOW)
 
-    def _publish(self, seq: Sequence, num_full: int) -> None:
-        root = self.index.root(seq.request.extra_keys)
-        self.index.extend_keys(seq.block_keys, root, seq.token_ids, num_full)
-        for logical in range(len(seq.nodes), num_full):
-            parent = seq.nodes[-1] if seq.nodes else root
-            blocks = [table[logical] for table in seq.block_tables]
-            tokens = self.index.tokens_of(seq.token_ids, logical)
-            seq.nodes.append(self.index.publish(parent, seq.block_keys[logical], tokens, blocks, seq.request.id))
-            for group, block in enumerate(blocks):
-                self.pool.cache(block)
-                self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block,
-                                  self.pool.generation[block], Cause.BLOCK_FULL,
-                                  {"logical": logical, "tokens": self.block_size})  # fmt: skip
+    def _publish(self, seq: Sequence, num_tokens: int, cause: Cause) -> None:
+        text, pool, size = seq.text, self.pool, self.block_size
+        while text.num_blocks and not self._holds_path(seq, text.num_blocks - 1):
+            self.cache.retract(text, text.num_blocks - 1)  # another withdrew it, and it is this sequence's text too
+        change = self.cache.publish(text, num_tokens, seq.block_tables, seq.request.id)
+        for block in change.superseded:
+            self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})
+        for group, logical, block, before in change.published:
+            pool.cache(block, before)
+            self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
+                              {"logical": logical, "tokens": min(size, num_tokens - logical * size)})  # fmt: skip
+
+    def _holds_path(self, seq: Sequence, logical: int) -> bool:
+        """Can the text up to this block still be found through blocks that the sequence reads?"""
+        tables = zip(seq.block_tables, self.groups, strict=True)
+        return all(self.pool.is_cached[table[logical]] for table, group in tables if not group.window)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def release(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
-        """Drop all blocks of the sequence, the last first, so that the end of a text is evicted before its start.
-        Returns (blocks that became free, how many of these stay cached)."""
+        """Drop all blocks of the sequence, the last first, so that the end of a text is evicted before its start; the text
+        of the last, partly filled one may be published. Returns (blocks that became free, how many of these stay cached)."""
+        num_tokens = min(seq.num_computed_tokens, seq.num_tokens)
+        if self.enable_prefix_caching and num_tokens and cause is not Cause.FAILED:
+            self._publish(seq, num_tokens, Cause.LEFT)
         freed = cached = 0
         for logical in range(len(seq.block_tables[0]) - 1, -1, -1):
             for group, table in reversed([*enumerate(seq.block_tables)]):
@@ -286,7 +314,8 @@ class BlockTables:
                     cached += self.pool.is_cached[block]
         for table in seq.block_tables:
             del table[:]
-        seq.nodes = []
+        if seq.text is not None:
+            self.cache.retract(seq.text, 0)
         seq.num_computed_tokens = 0
         return freed, cached
 
@@ -295,19 +324,33 @@ class BlockTables:
         pool = self.pool
         is_free = pool.release(block, self.journal.step)
         if is_free:
+            if pool.is_cached[block] and not pool.num_after[block] and self.cache.is_spare(block):
+                self._uncache(block, Cause.SAME_TEXT, {"idle_steps": 0})
             self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block, pool.generation[block],
                               cause, {"cached": pool.is_cached[block]})  # fmt: skip
         return is_free
 
-    def withdraw(self, seq: Sequence, cause: Cause, from_logical: int = 0) -> None:
-        """The text of these blocks of the sequence is not to be found any more, whoever else reads them. Which blocks it
-        had before they fell out of a window is not known any more, so there nobody's of that text is."""
+    def withdraw(self, seq: Sequence, cause: Cause, num_tokens: int = 0) -> None:
+        """The text of the sequence is not to be found any more from the block that token `num_tokens` is in, nor what goes
+        on from there, whoever else reads it. Which blocks it had before they fell out of a window is not known any more,
+        so there nobody's of that text is."""
+        if seq.text is None:
+            return
+        first = num_tokens // self.block_size
         for group, table in enumerate(seq.block_tables):
-            for logical in range(from_logical, len(table)):
-                gone = table[logical] == NULL_BLOCK and logical < len(seq.nodes)
-                for block in list(seq.nodes[logical].blocks[group]) if gone else (table[logical],):
-                    self._uncache(block, cause, {"idle_steps": 0})
-        del seq.nodes[from_logical:]
+            for logical in range(len(table) - 1, first - 1, -1):
+                gone = table[logical] == NULL_BLOCK and logical < seq.text.num_blocks
+                for block in self.cache.holders(seq.text, group, logical) if gone else (table[logical],):
+                    self._withdraw(block, cause)
+        self.cache.retract(seq.text, first)
+
+    def _withdraw(self, block: int, cause: Cause) -> None:
+        blocks = [block]
+        while blocks:
+            if self.pool.num_after[blocks[-1]] and blocks[-1] != NULL_BLOCK:
+                blocks += self.pool.after(blocks[-1])
+            else:
+                self._uncache(blocks.pop(), cause, {"idle_steps": 0})
 
     def reset_cache(self) -> int:
         """Empty the prefix cache; blocks that running requests read keep their text. Returns the blocks emptied."""
@@ -318,41 +361,8 @@ class BlockTables:
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise RuntimeError unless `sequences` (all that hold blocks) account for every reader and every text."""
-        self.pool.check_integrity()
-        self.index.check_integrity()
-        readers = [0] * self.pool.num_blocks
-        readers[NULL_BLOCK] = 1
-        for seq in sequences:
-            self._check_tables(seq)
-            for table in seq.block_tables:
-                for block in table:
-                    readers[block] += block != NULL_BLOCK
-            self._check_text(seq)
-        for block, (counted, said) in enumerate(zip(readers, self.pool.ref_count, strict=True)):
-            if counted != said:
-                raise RuntimeError(f"block {block} stands in {counted} tables, its reference count is {said}")
-            if bool(self.pool.is_cached[block]) != (self.index.node_of(block) is not None):
-                raise RuntimeError(f"block {block}: pool and prefix index disagree whether its text can be found")
+        audit.check(self, sequences)
 
-    def _check_tables(self, seq: Sequence) -> None:
-        lengths = {len(table) for table in seq.block_tables}
-        if lengths != {-(-seq.num_computed_tokens // self.block_size)}:
-            raise RuntimeError(f"{seq} has tables of {sorted(lengths)} blocks of {self.block_size} tokens")
-
-    def _check_text(self, seq: Sequence) -> None:
-        """Published blocks of the sequence hold its tokens and are computed; slots written match its progress."""
-        for logical, node in enumerate(seq.nodes):
-            if (logical + 1) * self.block_size > seq.num_computed_tokens:
-                raise RuntimeError(f"{seq} published block {logical} before its KV was computed")
-            if node.tokens != self.index.tokens_of(seq.token_ids, logical):
-                raise RuntimeError(f"{seq} published block {logical} with foreign tokens")
-        for group, table in zip(self.groups, seq.block_tables, strict=True):
-            first = group.first_visible_block(seq.num_computed_tokens, self.block_size)
-            if any(table[:first]) or not all(table[first:]):
-                raise RuntimeError(f"{seq}: the window of {group.window} tokens starts at block {first} of {table}")
-            for logical, block in enumerate(table[first:], first):
-                slots = max(0, min(self.block_size, seq.num_computed_tokens - logical * self.block_size))
-                if self.pool.filled[block] != slots:
-                    raise RuntimeError(
-                        f"{seq}: {self.pool.filled[block]} slots of block {block} are written, not {slots}"
-                    )
+    def lengths(self, seq: Sequence) -> list[int]:
+        """How long the sequence's tables are between two steps."""
+        return [-(-seq.num_computed_tokens // self.block_size)] * len(self.groups)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..models.base import KVGroup
     from ..request import Sequence
-    from .prefix_hash import PrefixNode
+    from .prefix_cache import Hit
 
 
 def next_power_of_two(number: int) -> int:
@@ -69,7 +69,7 @@ class ReservedTables(BlockTables):
         request = seq.request
         return self.tokens_to_reserve(request.num_prompt_tokens, request.max_tokens) if seq.block_tables[0] else 0
 
-    def blocks_to_admit(self, seq: Sequence, nodes: list[PrefixNode]) -> int:
+    def blocks_to_admit(self, seq: Sequence, hit: Hit) -> int:
         return self._run(seq) * seq.num_seats
 
     def available(self, seq: Sequence) -> int:
@@ -79,7 +79,7 @@ class ReservedTables(BlockTables):
     def still_to_take(self, seq: Sequence) -> int:
         return 0
 
-    def adopt(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
+    def adopt(self, seq: Sequence, hit: Hit) -> None:
         """Take a run for each of its samples; those that have yet to fork stand one behind the other in the table."""
         for _ in range(seq.num_seats):
             size = self._run(seq)
@@ -133,10 +133,8 @@ class ReservedTables(BlockTables):
         super().check_integrity(sequences)
         self.buddy.check_integrity()
 
-    def _check_tables(self, seq: Sequence) -> None:
-        expected = [length * seq.num_seats for length in self._lengths(self._run(seq))]
-        if [len(table) for table in seq.block_tables] != expected:
-            raise RuntimeError(f"{seq} has tables of {[len(t) for t in seq.block_tables]} blocks, not {expected}")
+    def lengths(self, seq: Sequence) -> list[int]:
+        return [length * seq.num_seats for length in self._lengths(self._run(seq))]
 
 
 def make_tables(
@@ -150,6 +148,8 @@ def make_tables(
         "chunk": config.max_num_batched_tokens,
         "block_bytes": block_bytes,
         "enable_prefix_caching": config.enable_prefix_caching,
+        "prefix_cache": config.prefix_cache,
+        "eviction_policy": config.eviction_policy,
         "journal": journal,
         "metrics": metrics,
     }

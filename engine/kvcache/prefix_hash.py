@@ -20,17 +20,17 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ..events import Cause
+from .prefix_cache import Change, ExtraKeys, Hit, Miss, Published, Text, common_tokens
 
 if TYPE_CHECKING:
     from ..models.base import KVGroup
 
 MAX_CHILDREN_COMPARED = 8  # siblings that an explanation looks at, the newest first
 MAX_ROOTS_COMPARED = 16
-ExtraKeys = tuple[tuple[str, str], ...]  # (kind, value), for example ("salt", "tenant 7")
 
 
 def hash_root(extra_keys: ExtraKeys) -> bytes:
@@ -67,12 +67,15 @@ class PrefixNode:
         return all(self.blocks)
 
 
-class Miss(NamedTuple):
-    """Why a lookup found no more than it did; −1 where a number does not apply."""
+class HashedText(Text):
+    """`nodes` are those on record, `keys` their hashes and those of blocks still to be looked up."""
 
-    cause: Cause
-    evicted_step: int = -1
-    at_token: int = -1
+    __slots__ = ("keys", "nodes")
+
+    def __init__(self, root: PrefixNode, token_ids: array):
+        super().__init__(root, token_ids)
+        self.keys: list[bytes] = []
+        self.nodes: list[PrefixNode] = []
 
 
 class PrefixIndex:
@@ -86,48 +89,79 @@ class PrefixIndex:
         self._full = [g for g, group in enumerate(groups) if not group.window]
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[PrefixNode | None] = [None] * num_blocks
+        self._before = [0] * num_blocks  # the block before a published one in the table it was published with
         self._buckets: dict[bytes, list[PrefixNode]] = {}  # more than one node: their keys collided
         self._tombstones: OrderedDict[PrefixNode, None] = OrderedDict()
         self._roots: WeakValueDictionary[ExtraKeys, PrefixNode] = WeakValueDictionary()
         self.num_published = 0  # blocks that can be found
 
-    def root(self, extra_keys: ExtraKeys = ()) -> PrefixNode:
-        node = self._roots.get(extra_keys)
-        if node is None:
-            node = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", len(self.groups), -1)
-        return node
+    def begin(self, extra_keys: ExtraKeys, token_ids: array) -> HashedText:
+        root = self._roots.get(extra_keys)
+        if root is None:
+            root = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", len(self.groups), -1)
+        return HashedText(root, token_ids)
+
+    def fork(self, text: HashedText, token_ids: array) -> HashedText:
+        child = HashedText(text.root, token_ids)
+        child.keys, child.nodes, child.num_blocks = list(text.keys), list(text.nodes), text.num_blocks
+        return child
 
     def node_of(self, block: int) -> PrefixNode | None:
         """The text that can be found in this block."""
         return self._node_of[block]
 
+    def text_of(self, block: int) -> bytes | None:
+        node, parts = self._node_of[block], []
+        if node is None:
+            return None
+        while node.parent is not None:
+            parts.append(node.tokens)
+            node = node.parent
+        return b"".join(reversed(parts))
+
     def tokens_of(self, token_ids: array, i: int) -> bytes:
         """Full block i of a token list as bytes."""
         return token_ids[i * self.block_size : (i + 1) * self.block_size].tobytes()
 
-    def extend_keys(self, keys: list[bytes], root: PrefixNode, token_ids: array, num_blocks: int) -> None:
-        """Make `keys` the keys of the first `num_blocks` full blocks; those that are there are kept."""
-        for i in range(len(keys), num_blocks):
-            keys.append(hash_block(keys[-1] if keys else root.key, self.tokens_of(token_ids, i)))
+    def _extend_keys(self, text: HashedText, num_blocks: int) -> None:
+        """Know the keys of at least the first `num_blocks` full blocks; those that are there are kept."""
+        for i in range(len(text.keys), num_blocks):
+            text.keys.append(hash_block(text.keys[-1] if i else text.root.key, self.tokens_of(text.token_ids, i)))
 
     # --- lookup ---------------------------------------------------------------------------------------------------
 
-    def match(self, root: PrefixNode, token_ids: array, keys: list[bytes], max_blocks: int) -> list[PrefixNode]:
-        """The longest start of the text, in blocks, of which every group holds what the next token can see."""
-        self.extend_keys(keys, root, token_ids, max_blocks)
+    def match(self, text: HashedText, max_tokens: int) -> Hit:
+        """Full blocks only. Of each group the hit has what the next token can see."""
+        max_blocks = max_tokens // self.block_size
+        self._extend_keys(text, max_blocks)
         nodes: list[PrefixNode] = []
         num_matched = 0
         runs = [0] * len(self.groups)  # blocks that the group holds up to here, without a gap
-        node: PrefixNode | None = root
+        node: PrefixNode | None = text.root
         for i in range(1, max_blocks + 1):
-            node = self._find(node, keys[i - 1], self.tokens_of(token_ids, i - 1))
+            node = self._find(node, text.keys[i - 1], self.tokens_of(text.token_ids, i - 1))
             if node is None or not all(node.blocks[g] for g in self._full):
                 break
             nodes.append(node)
             runs = [run + 1 if blocks else 0 for run, blocks in zip(runs, node.blocks, strict=True)]
             if all(run >= i - self._first_visible(g, i) for g, run in enumerate(runs)):
                 num_matched = i
-        return nodes[:num_matched]
+        if not num_matched:
+            return Hit()
+        del nodes[num_matched:]
+        owners = [node.computed_for for node in nodes]
+        tables = tuple(self._table(nodes, group) for group in range(len(self.groups)))
+        return Hit(num_matched * self.block_size, tables, max(owners, key=owners.count), tuple(nodes))
+
+    def _table(self, nodes: list[PrefixNode], group: int) -> list[int]:
+        """Blocks that hold this text. Where a text is in several blocks, those that were published one after the other."""
+        first = self._first_visible(group, len(nodes))
+        if self.groups[group].window:
+            return [0] * first + [node.blocks[group][0] for node in nodes[first:]]
+        table = [nodes[-1].blocks[group][0]]
+        while len(table) < len(nodes):
+            table.append(self._before[table[-1]])
+        return table[::-1]
 
     def _first_visible(self, group: int, num_blocks: int) -> int:
         return self.groups[group].first_visible_block(num_blocks * self.block_size, self.block_size)
@@ -138,17 +172,13 @@ class PrefixIndex:
                 return node
         return None
 
-    def explain(
-        self, root: PrefixNode, token_ids: array, keys: list[bytes], nodes: list[PrefixNode], max_blocks: int
-    ) -> Miss | None:
-        """Why `match` stopped after `nodes`; None when nothing that could be known was left out.
-
-        Told apart, in this order: the rest fills no block or is held back so that one token is computed; the text was
+    def explain(self, text: HashedText, hit: Hit, max_tokens: int) -> Miss | None:
+        """Told apart, in this order: the rest fills no block or is held back so that one token is computed; the text was
         there and was evicted; the same start is cached under another salt; cached text differs from some token on;
-        nobody asked for such text before.
-        """
+        nobody asked for such text before."""
+        root, token_ids, nodes = text.root, text.token_ids, hit.path
         i, parent = len(nodes), nodes[-1] if nodes else root
-        if i == max_blocks:  # what is left fills no block, or one that is held back so that a token is computed
+        if i == max_tokens // self.block_size:  # what is left fills no block, or one that is held back
             if len(token_ids) == (i + 1) * self.block_size:
                 tokens = self.tokens_of(token_ids, i)
                 held_back = self._find(parent, hash_block(parent.key, tokens), tokens)
@@ -157,13 +187,13 @@ class PrefixIndex:
                 return None if i else Miss(Cause.NEVER_SEEN)
             return None if i else Miss(Cause.FULL_BLOCKS_ONLY)
         tokens = self.tokens_of(token_ids, i)
-        node = self._find(parent, keys[i], tokens)
+        node = self._find(parent, text.keys[i], tokens)
         if node is not None:
             seen = [*nodes[min(self._first_visible(g, i + 1) for g in range(len(self.groups))) :], node]
             return Miss(Cause.EVICTED, evicted_step=max(n.evicted_step for n in seen if not n.is_cached))
         if i == 0 and self._is_under_another_root(root, tokens):
             return Miss(Cause.SALT_DIFFERS)
-        common = max((_common_tokens(c.tokens, tokens) for c in _newest(parent.children)), default=0)
+        common = max((common_tokens(c.tokens, tokens) for c in _newest(parent.children)), default=0)
         if common or (i and parent.children):
             return Miss(Cause.FIRST_DIFFERENCE, at_token=i * self.block_size + common)
         return Miss(Cause.NEVER_SEEN)
@@ -175,10 +205,36 @@ class PrefixIndex:
 
     # --- change ---------------------------------------------------------------------------------------------------
 
-    def publish(
-        self, parent: PrefixNode, key: bytes, tokens: bytes, blocks: list[int], computed_for: int
-    ) -> PrefixNode:
-        """From now on this text is found in `blocks`, one per KV group. Its KV is computed and its tokens are final."""
+    def adopt(self, text: HashedText, hit: Hit) -> None:
+        text.nodes, text.num_blocks = list(hit.path), len(hit.path)
+
+    def retract(self, text: HashedText, num_blocks: int) -> None:
+        del text.nodes[num_blocks:]
+        text.num_blocks = len(text.nodes)
+
+    def publish(self, text: HashedText, num_tokens: int, tables: Sequence[Sequence[int]], computed_for: int) -> Change:
+        """Full blocks only; equal text may be found in several."""
+        num_full, change = num_tokens // self.block_size, Change([], [])
+        self._extend_keys(text, num_full)
+        for logical in range(text.num_blocks, num_full):
+            node = self._node(text, logical, computed_for)
+            text.nodes.append(node)
+            for group, table in enumerate(tables):
+                block = table[logical]
+                if block and self._node_of[block] is None:
+                    before = table[logical - 1] if logical and not self.groups[group].window else 0
+                    node.blocks[group].append(block)
+                    self._node_of[block] = node
+                    self._before[block] = before
+                    change.published.append(Published(group, logical, block, before))
+        text.num_blocks = len(text.nodes)
+        self.num_published += len(change.published)
+        return change
+
+    def _node(self, text: HashedText, logical: int, computed_for: int) -> PrefixNode:
+        """The node of this block of the text below those on record, made or revived."""
+        parent = text.nodes[-1] if text.nodes else text.root
+        key, tokens = text.keys[logical], self.tokens_of(text.token_ids, logical)
         node = self._find(parent, key, tokens)
         if node is None:
             node = PrefixNode(key, parent, tokens, len(self.groups), computed_for)
@@ -187,29 +243,28 @@ class PrefixIndex:
         elif node in self._tombstones:
             del self._tombstones[node]
             node.computed_for = computed_for
-        for holders, block in zip(node.blocks, blocks, strict=True):
-            holders.append(block)
-            self._node_of[block] = node
-        self.num_published += len(blocks)
         return node
 
-    def forget(self, block: int, step: int) -> PrefixNode | None:
-        """The block is given to someone else: nothing finds it any more. Returns the node that it held."""
+    def holders(self, text: HashedText, group: int, logical: int) -> list[int]:
+        return list(text.nodes[logical].blocks[group])
+
+    def group_of(self, block: int) -> int:
+        return next(g for g, holders in enumerate(self._node_of[block].blocks) if block in holders)
+
+    def is_spare(self, block: int) -> bool:
+        return False  # as vLLM does: it is kept until it is evicted
+
+    def forget(self, block: int, step: int) -> None:
         node = self._node_of[block]
-        if node is None:
-            return None
+        node.blocks[self.group_of(block)].remove(block)
         self._node_of[block] = None
         self.num_published -= 1
-        for holders in node.blocks:
-            if block in holders:
-                holders.remove(block)
         if not node.is_cached:
             node.evicted_step = step
         if not any(node.blocks):
             self._tombstones[node] = None
             if len(self._tombstones) > self.max_tombstones:
                 self._drop(self._tombstones.popitem(last=False)[0])
-        return node
 
     def _drop(self, node: PrefixNode) -> None:
         bucket = self._buckets[node.key]
@@ -219,7 +274,6 @@ class PrefixIndex:
         node.parent.children.pop(node, None)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where text → blocks and block → text disagree, or a bound is broken."""
         holders: dict[int, PrefixNode] = {}
         for key, bucket in self._buckets.items():
             for node in bucket:
@@ -242,11 +296,3 @@ class PrefixIndex:
 
 def _newest(children: dict[PrefixNode, None]) -> list[PrefixNode]:
     return list(islice(reversed(children), MAX_CHILDREN_COMPARED))
-
-
-def _common_tokens(a: bytes, b: bytes) -> int:
-    """How many leading int64 two equally long strings of them share."""
-    for i in range(0, len(a), 8):
-        if a[i : i + 8] != b[i : i + 8]:
-            return i // 8
-    return len(a) // 8

@@ -138,8 +138,7 @@ class Lifecycle:
 
     def _truncate(self, seq: Sequence, num_tokens: int) -> None:
         keep = seq.request.num_prompt_tokens + num_tokens
-        if len(seq.nodes) * self.tables.block_size > keep:
-            self.tables.withdraw(seq, Cause.STOP_STRING, keep // self.tables.block_size)
+        self.tables.withdraw(seq, Cause.STOP_STRING, keep)
         del seq.token_ids[keep:]
         if seq.logprobs is not None:
             del seq.logprobs[num_tokens:]

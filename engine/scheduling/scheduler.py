@@ -23,7 +23,7 @@ from collections import deque
 from ..config import EngineConfig
 from ..events import Cause, EventKind, Journal
 from ..kvcache.block_table import BlockTables
-from ..kvcache.prefix_hash import PrefixNode
+from ..kvcache.prefix_cache import Hit
 from ..metrics import Metrics
 from ..request import Blocked, RequestStatus, Sequence
 from .plan import Plan
@@ -106,13 +106,13 @@ class Scheduler:
                 return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
             if not budget:
                 return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
-            nodes = self.tables.find_prefix(seq)
-            needed = self.tables.blocks_to_admit(seq, nodes)
+            hit = self.tables.find_prefix(seq)
+            needed = self.tables.blocks_to_admit(seq, hit)
             kept = reserved + self.watermark if self.running else 0
             if needed + kept > self.tables.available(seq):
                 available = max(0, self.tables.available(seq) - kept)
                 return Blocked(Cause.NO_FREE_BLOCK, needed, available, kept)
-            self._start(seq, nodes)
+            self._start(seq, hit)
             num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens)
             self.tables.grow(seq, num_tokens, Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT)
             plan.add(seq, num_tokens)
@@ -121,14 +121,14 @@ class Scheduler:
             reserved += self.tables.still_to_take(seq)
         return None
 
-    def _start(self, seq: Sequence, nodes: list[PrefixNode]) -> None:
+    def _start(self, seq: Sequence, hit: Hit) -> None:
         """From the line to the running list, with the cached start of its text."""
         request, child, emit = seq.request.id, seq.child, self.journal.emit
         self.waiting.admit(seq, self.journal.time)
         insort(self.running, seq, key=lambda s: s.key)
         reads_cache = self.tables.reads_cache(seq)
-        miss = self.tables.explain_miss(seq, nodes) if reads_cache else None
-        cached, total = len(nodes) * self.tables.block_size, seq.num_tokens
+        miss = self.tables.explain_miss(seq, hit) if reads_cache else None
+        cached, total = hit.num_tokens, seq.num_tokens
         if seq.num_preemptions:
             emit(EventKind.RESUMED, request, child, cause=Cause.CAPACITY,
                  numbers={"cached_tokens": cached, "recompute_tokens": total - cached, "total_tokens": total})  # fmt: skip
@@ -139,11 +139,10 @@ class Scheduler:
             seq.request.num_cached_tokens = cached
             self.metrics.count("vllm:prompt_tokens_total", total)
             self.metrics.observe("vllm:request_queue_time_seconds", self.journal.time - seq.request.metrics.arrival)
-        if nodes:
-            owners = [node.computed_for for node in nodes]
+        if cached:
             emit(EventKind.CACHE_HIT, request, child, cause=Cause.PREFIX_MATCH,
-                 numbers={"cached_tokens": cached, "prompt_tokens": total, "blocks": len(nodes),
-                          "computed_for": max(owners, key=owners.count)})  # fmt: skip
+                 numbers={"cached_tokens": cached, "prompt_tokens": total, "blocks": len(hit.tables[0]),
+                          "computed_for": hit.computed_for})  # fmt: skip
         if miss:
             emit(EventKind.CACHE_MISS, request, child, cause=miss.cause,
                  numbers={"matched_tokens": cached, "prompt_tokens": total, "evicted_step": miss.evicted_step,
@@ -155,7 +154,7 @@ class Scheduler:
         seq.status = RequestStatus.RUNNING
         seq.blocked = None
         seq.prefill_end = total
-        self.tables.adopt(seq, nodes)
+        self.tables.adopt(seq, hit)
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
         counts = self.tables.release(seq, cause)
-        seq.block_keys = []
+        seq.text = None
         seq.blocked = None
         return counts
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 from kvscope.engine import EventKind, RequestRefused, SamplingParams
 from kvscope.engine.events import Cause
+from kvscope.engine.kvcache.eviction import STRATEGIES
 from kvscope.engine.request import Request
 
 EOS = 5
@@ -32,7 +33,9 @@ options = st.fixed_dictionaries(
         "num_blocks": st.integers(6, 40),
         "max_num_batched_tokens": st.sampled_from([1, 3, 7, 64]),
         "max_num_seqs": st.integers(1, 6),
-        "enable_prefix_caching": st.booleans(),
+        "enable_prefix_caching": st.sampled_from([True, True, False]),
+        "prefix_cache": st.sampled_from(["hash", "radix"]),
+        "eviction_policy": st.sampled_from(sorted(STRATEGIES.keys() - {"priority"})),
         "watermark": st.sampled_from([0.0, 0.01, 0.3]),
         "windows": st.sampled_from([(0,), (0,), (0, 0), (0, 5), (3,), (1, 0, 8)]),
     }
@@ -60,11 +63,13 @@ class Schedules(RuleBasedStateMachine):
         """I3: the pages hold the tokens under which a block is found, and those that a running sequence computed."""
         tables, storage = self.core.tables, self.core.runner.storage
         for block in range(tables.pool.num_blocks):
-            node = tables.index.node_of(block)
-            if node is not None:
-                group = next(g for g, blocks in enumerate(node.blocks) if block in blocks)
-                held = fake_model.read_back(storage, group, [block], tables.block_size)[:, 0]
-                assert held.tolist() == np.frombuffer(node.tokens, np.int64).tolist()
+            text = tables.cache.text_of(block)
+            if text is not None:
+                tokens = np.frombuffer(text, np.int64)
+                first = (len(tokens) - 1) // tables.block_size * tables.block_size
+                held = fake_model.read_back(storage, tables.cache.group_of(block), [block], len(tokens) - first)
+                assert held[:, 0].tolist() == tokens[first:].tolist()
+                assert held[:, 1].tolist() == list(range(first, len(tokens)))
         for seq in self.core.scheduler.running:
             for group, (table, window) in enumerate(zip(seq.block_tables, self.windows, strict=True)):
                 held = fake_model.read_back(storage, group, table, seq.num_computed_tokens)

@@ -80,8 +80,8 @@ def test_a_prompt_that_is_wholly_cached_computes_its_last_block_again():
     miss = events(core, EventKind.CACHE_MISS)[-1]
     assert miss.cause is Cause.FULL_BLOCKS_ONLY and miss.numbers["matched_tokens"] == 4
     published = [e.block_id for e in events(core, EventKind.PUBLISHED) if e.request_id == 2]
-    chain = core.tables.index.node_of(published[0])
-    assert chain.parent is core.tables.index.node_of(1), "what was written after the hit hangs on the right parent"
+    chain = core.tables.cache.node_of(published[0])
+    assert chain.parent is core.tables.cache.node_of(1), "what was written after the hit hangs on the right parent"
 
 
 def test_two_equal_prompts_in_one_step_do_not_read_what_is_not_computed_yet():
@@ -90,7 +90,7 @@ def test_two_equal_prompts_in_one_step_do_not_read_what_is_not_computed_yet():
         core.add_request([1, 2, 3, 4, 5, 6, 7, 8], greedy(3))
     core.step()
     assert table(core, 1) == [1, 2] and table(core, 2) == [3, 4]
-    assert core.tables.index.node_of(1) is core.tables.index.node_of(3), "one text in two blocks"
+    assert core.tables.cache.node_of(1) is core.tables.cache.node_of(3), "one text in two blocks"
     run(core)
     assert core.get(1).children[0].output_token_ids == core.get(2).children[0].output_token_ids
 
@@ -204,9 +204,9 @@ def test_nothing_past_a_stop_string_stays_published():
     core.add_request([1, 2, 3], greedy(9))
     for _ in range(6):
         core.step()  # 8 tokens computed: 4 blocks published
-    assert core.tables.index.num_published == 4
+    assert core.tables.cache.num_published == 4
     core.finish(1, 0, 2, Cause.STOP_STRING, "x")  # 5 tokens stay
-    assert core.tables.index.num_published == 2
+    assert core.tables.cache.num_published == 2
     assert core.get(1).children[0].output_token_ids == reference([1, 2, 3], greedy(9))[:2]
     core.check_integrity()
 
@@ -237,7 +237,7 @@ def test_blocks_that_fell_out_of_the_window_are_given_back_while_their_request_r
     ]
     freed = events(core, EventKind.FREED)
     assert [(e.block_id, e.cause, e.numbers["cached"]) for e in freed] == [(2, Cause.OUT_OF_WINDOW, 1)]
-    assert core.tables.index.node_of(2) is not None, "its text can still be found by another prompt"
+    assert core.tables.cache.node_of(2) is not None, "its text can still be found by another prompt"
     run(core)
     assert core.get(1).children[0].output_token_ids == reference([1, 2, 3, 4, 5], greedy(12), windows=(0, 6))
 
@@ -282,7 +282,7 @@ def test_a_hit_ends_where_a_windowed_group_lost_its_blocks():
     core = make_core(windows=(0, 5), num_blocks=60)
     core.add_request(list(range(20)), greedy(1))
     run(core)
-    node = core.tables.index.node_of(9)  # the last full block of the global group
+    node = core.tables.cache.node_of(9)  # the last full block of the global group
     (windowed,) = node.blocks[1]
     core.tables._uncache(windowed, Cause.CACHE_RESET, {"idle_steps": 0})
     core.add_request([*range(20), 7], greedy(3))

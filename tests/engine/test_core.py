@@ -214,7 +214,7 @@ def test_text_whose_kv_may_be_broken_is_not_found_again_and_its_pages_are_zeroed
     pages[1:3] = 255  # NaN in every slot
     core.runner.model.broken_rows = [0]
     core.step()
-    assert core.tables.index.num_published == 0 and not pages[1:3].any()
+    assert core.tables.cache.num_published == 0 and not pages[1:3].any()
     evicted = events(core, EventKind.EVICTED)
     assert [(e.block_id, e.cause) for e in evicted] == [(1, Cause.NAN_LOGITS)]
     core.add_request([1, 2, 3, 4, 5], greedy(6))

@@ -16,7 +16,7 @@ def test_ten_thousand_requests_leave_everything_bounded():
 
     def held():
         gc.collect()
-        index = core.tables.index
+        index = core.tables.cache
         return len(core.events), len(core._finished), len(core.scheduler._unexplained), len(index._tombstones)
 
     for i in range(10_000):
@@ -29,7 +29,7 @@ def test_ten_thousand_requests_leave_everything_bounded():
     run(core)
     assert held() == (500, 256, 0, 1024)
     assert (*halfway[:2], halfway[3]) == (500, 256, 1024) and halfway[2] < 64
-    assert len(core.tables.index._roots) == 7 and not core._live
+    assert len(core.tables.cache._roots) == 7 and not core._live
     assert core.get(10_000).finished
     with pytest.raises(KeyError):
         core.get(5_000)

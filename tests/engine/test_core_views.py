@@ -20,10 +20,10 @@ def test_reset_empties_the_cache_and_says_when_running_text_stays():
     core.add_request([2] * 9, greedy(4))
     core.step()
     assert not core.reset_prefix_cache()
-    assert core.tables.index.num_published == 2 and core.tables.pool.num_free_cached == 0
+    assert core.tables.cache.num_published == 2 and core.tables.pool.num_free_cached == 0
     run(core)
     assert core.reset_prefix_cache()
-    assert core.tables.index.num_published == 0
+    assert core.tables.cache.num_published == 0
     assert [e.numbers["blocks"] for e in events(core, EventKind.CACHE_RESET)] == [2, 3]
     core.add_request([1] * 9, greedy(1))
     core.step()

@@ -18,25 +18,21 @@ class Library:
 
     def publish(self, tokens, blocks, *, salt=None, request=1):
         """Publish a text block by block; `blocks` holds one id (or one a group) per block."""
-        node = self.root(salt)
-        token_ids, keys = array("q", tokens), []
-        self.index.extend_keys(keys, node, token_ids, len(tokens) // 2)
-        for i, block in enumerate(blocks):
-            held = list(block) if isinstance(block, tuple) else [block]
-            node = self.index.publish(node, keys[i], self.index.tokens_of(token_ids, i), held, request)
+        text = self.text(tokens, salt)
+        tables = list(zip(*(block if isinstance(block, tuple) else (block,) for block in blocks), strict=True))
+        self.index.publish(text, 2 * len(blocks), tables, request)
         self.index.check_integrity()
-        return node
+        return text.nodes[-1]
 
-    def root(self, salt):
-        self.kept = self.index.root(() if salt is None else (("salt", salt),))
+    def text(self, tokens, salt=None):
+        self.kept = self.index.begin(() if salt is None else (("salt", salt),), array("q", tokens))
         return self.kept
 
     def look_up(self, tokens, *, salt=None):
         """(blocks found, why no more)"""
-        root, token_ids, keys = self.root(salt), array("q", tokens), []
-        limit = (len(tokens) - 1) // 2
-        nodes = self.index.match(root, token_ids, keys, limit)
-        return [node.blocks[0][0] for node in nodes], self.index.explain(root, token_ids, keys, nodes, limit)
+        text, limit = self.text(tokens, salt), len(tokens) - 1
+        hit = self.index.match(text, limit)
+        return list(hit.tables[0]) if hit.tables else [], self.index.explain(text, hit, limit)
 
 
 def test_a_hit_covers_whole_blocks_and_leaves_one_token():
@@ -72,7 +68,7 @@ def test_a_text_that_was_evicted_says_when():
     library.index.forget(12, step=185)
     assert library.look_up([1, 2, 3, 4, 5]) == ([11], (Cause.EVICTED, 185, -1))
     library.publish([1, 2, 3, 4], [21, 22], request=2)
-    assert library.look_up([1, 2, 3, 4, 5]) == ([11, 22], None), "published again, it is found again"
+    assert library.look_up([1, 2, 3, 4, 5]) == ([21, 22], None), "published again, it is found again, in one table"
 
 
 def test_another_salt_shares_nothing_and_the_same_salt_does():
@@ -135,13 +131,13 @@ def test_tombstones_are_bounded_and_the_oldest_is_dropped():
         library.index.check_integrity()
     assert library.look_up([0, 0, 9])[1].cause is Cause.NEVER_SEEN
     assert library.look_up([3, 3, 9])[1] == (Cause.EVICTED, 13, -1)
-    assert len(library.index._buckets) == 2 and len(library.kept.children) == 2
+    assert len(library.index._buckets) == 2 and len(library.kept.root.children) == 2
 
 
 def test_a_root_that_nothing_holds_is_forgotten():
     library = Library()
     library.look_up([1, 2, 3], salt="once")
-    library.root(None)
+    library.text([1])
     assert len(library.index._roots) == 1
 
 
