@@ -47,6 +47,14 @@ def test_a_viewer_that_comes_later_tells_the_same_phases():
         assert told(late, request_id) == told(watched, request_id)
 
 
+def test_a_viewer_that_looks_seldom_tells_the_same_phases():
+    seldom, watched = followed(290, every=29), followed(290)
+    for request_id in (1, 2, 4, 5, 10):
+        assert told(seldom, request_id) == told(watched, request_id)
+        lanes = [[s.lanes for s in phases.spans[request_id] if s.lanes] for phases in (seldom, watched)]
+        assert lanes[0] == lanes[1]
+
+
 def test_phases_neither_overlap_nor_leave_gaps():
     for spans in followed(290).spans.values():
         for before, after in itertools.pairwise(spans):

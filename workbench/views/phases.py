@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvscope.engine.events import Event, EventKind
+from kvscope.engine.snapshot import RequestState
 
 from ..sentences import Context, sentence
 from .base import ENDED, Frame
@@ -57,6 +58,7 @@ class Phases:
         for event in frame.events:
             if event.kind in _ENDS:
                 ends[event.request_id] = event
+                self._end_lane(event)
             elif event.kind in _BEGINS:
                 self._begin(event)
             elif event.kind is EventKind.BLOCKED and event.request_id in self.spans:
@@ -66,11 +68,18 @@ class Phases:
                     self.changes += 1
         self._follow(frame, ends)
 
+    def _end_lane(self, event: Event) -> None:
+        """A sample decodes until the step that its end names, however long ago the last snapshot was."""
+        span = self.spans[event.request_id][-1] if event.request_id in self.spans else None
+        if span is not None and span.lanes and event.child in span.lanes:
+            span.lanes[event.child] = max(span.first, event.step)
+            self.changes += 1
+
     @staticmethod
-    def _end(span: Span, phase: str, now: int, num_output_tokens: int) -> int:
-        """The last step of a span that has given way to `phase`. The step that ends a prefill writes the first token."""
+    def _end(span: Span, phase: str, now: int, request: RequestState) -> int:
+        """The last step of a span that has given way to `phase`: after a prefill, each step of decode computes one token."""
         if span.phase == "prefill" and phase == "decode":
-            end = now - (num_output_tokens - 1)
+            end = now - (request.num_computed_tokens - (span.goal or request.num_prompt_tokens))
             return end if end >= span.first else now
         return max(span.first, now - 1)
 
@@ -96,8 +105,9 @@ class Phases:
             event.numbers.get("prompt_tokens") or event.numbers.get("total_tokens", 0),
         )
         if spans and spans[-1].open:
-            spans[-1].open = False
-            spans[-1].last = max(spans[-1].first, event.step - 1)
+            seen, last = spans[-1].last, max(spans[-1].first, event.step - 1)
+            spans[-1].open, spans[-1].last = False, last
+            spans[-1].lanes = spans[-1].lanes and {c: last if s == seen else s for c, s in spans[-1].lanes.items()}
             if phase == "preempted":
                 self._split(event.request_id, event.numbers.get("recompute_tokens", 0) - spans[-1].goal)
             if spans[-1].phase == "waiting" and event.step - spans[-1].first <= 1:
@@ -135,7 +145,7 @@ class Phases:
                 begin = now
                 if spans and spans[-1].open:
                     spans[-1].open = False
-                    spans[-1].last = self._end(spans[-1], phase, now, first.num_output_tokens)
+                    spans[-1].last = self._end(spans[-1], phase, now, first)
                     begin = spans[-1].last + 1
                 self._add(request_id, Span(phase, begin, now))
                 spans = self.spans[request_id]
