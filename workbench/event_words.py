@@ -61,9 +61,11 @@ def _request(event: Event) -> str:
     return f"Request {event.request_id}" if event.request_id >= 0 else "A request"
 
 
-def _needed_by(event: Event, context: Context, subject: int = -1) -> str:
-    needed_by = _n(event, "needed_by", -1)
-    return "it" if needed_by == subject >= 0 else context.name(needed_by, _n(event, "needed_by_child"))
+def _needed_by(event: Event, context: Context) -> str:
+    """Who needed the block: "it" where that is the subject of the sentence itself."""
+    needed_by = (_n(event, "needed_by", -1), _n(event, "needed_by_child"))
+    itself = event.kind is EventKind.PREEMPTED and needed_by == (event.request_id, event.child)
+    return "it" if itself else context.name(*needed_by)
 
 
 def kibibytes(size: int) -> str:
@@ -139,8 +141,9 @@ def _said(event: Event) -> str:
 
 
 def _admitted(event: Event, context: Context) -> Sentence:
-    cached, prompt, waited = _n(event, "cached_tokens"), _n(event, "prompt_tokens"), _n(event, "waited_steps")
-    after = f" after waiting {_count(waited, 'step')}" if waited else ""
+    cached, prompt, waited = _n(event, "cached_tokens"), _n(event, "prompt_tokens"), _n(event, "waited_steps") - 1
+    # The first step after its arrival is not a wait.
+    after = f" after waiting {_count(waited, 'step')}" if waited > 0 else ""
     return Sentence(f"{_request(event)} was admitted{after} {_because(event)}.", _from_cache(cached, prompt))
 
 
@@ -282,9 +285,9 @@ def _freed(event: Event, context: Context) -> Sentence:
 def _preempted(event: Event, context: Context) -> Sentence:
     reason = _REASONS[event.cause]
     if event.cause is Cause.NO_FREE_BLOCK:
-        reason = f"{_needed_by(event, context, event.request_id)} needed a block and none was free or evictable"
+        reason = f"{_needed_by(event, context)} needed a block and none was free or evictable"
     return Sentence(
-        f"{_request(event)} was preempted because {reason}.",
+        f"{_who(event, context)} was preempted because {reason}.",
         f"{_were(_n(event, 'released_blocks'), 'block')} released; "
         f"{_count(_n(event, 'recompute_tokens'), 'token')} will be recomputed later.",
     )
@@ -299,7 +302,7 @@ def _resumed(event: Event, context: Context) -> Sentence:
     else:
         after = f"None of its text was still cached; all {_count(total, 'token')} are recomputed."
     reason = "enough blocks had become available" if event.cause is Cause.CAPACITY else _REASONS[event.cause]
-    return Sentence(f"{_request(event)} resumed because {reason}.", after)
+    return Sentence(f"{_who(event, context)} resumed because {reason}.", after)
 
 
 def _blocked(event: Event, context: Context) -> Sentence:
@@ -308,14 +311,16 @@ def _blocked(event: Event, context: Context) -> Sentence:
     if reserved:
         room += f" and {reserved:,} {'is' if reserved == 1 else 'are'} kept in reserve"
     if event.cause is Cause.BEHIND:
+        behind = _n(event, "behind")
+        head = "another sample of its request" if behind == event.request_id else f"request {behind}"
         blocks = f", which needs {_count(needed, 'block')}" if needed else ""
         return Sentence(
-            f"{_request(event)} is waiting behind request {_n(event, 'behind')}{blocks}.",
+            f"{_who(event, context)} is waiting behind {head}{blocks}.",
             f"{room}." if needed else "Requests are admitted in order of arrival.",
         )
     if event.cause is Cause.NO_FREE_BLOCK:
-        return Sentence(f"{_request(event)} is waiting because it needs {_count(needed, 'block')}.", f"{room}.")
-    return Sentence(f"{_request(event)} is waiting {_because(event)}.", "It is tried again in the next step.")
+        return Sentence(f"{_who(event, context)} is waiting because it needs {_count(needed, 'block')}.", f"{room}.")
+    return Sentence(f"{_who(event, context)} is waiting {_because(event)}.", "It is tried again in the next step.")
 
 
 def _finished(event: Event, context: Context) -> Sentence:
