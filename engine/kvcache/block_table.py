@@ -8,7 +8,8 @@
 A table only grows at its end, but for named edits, each an event: copy-on-write replaces the block that is about to be
 written while others still read it, the null block takes the place of what fell out of a group's window, and truncation
 drops the end. Otherwise a running sequence's block ids never change.
-`BlockTables` is the one place where blocks change hands; it tells the journal who, which and why.
+`BlockTables` is the one place where blocks change hands; it tells the journal who, which and why. Which of their text can
+be found is the business of `CachedText`, on which it is built.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ..events import Cause, EventKind, Journal
 from ..metrics import Metrics
 from . import audit
 from .block_pool import NULL_BLOCK, BlockPool
-from .prefix_cache import Hit, Miss, PrefixCache, Text
+from .cached_text import CachedText
+from .prefix_cache import Hit
 from .prefix_hash import PrefixIndex
 from .radix_tree import RadixTree
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 PREFIX_CACHES: dict[str, type[PrefixIndex] | type[RadixTree]] = {"hash": PrefixIndex, "radix": RadixTree}
 
 
-class BlockTables:
+class BlockTables(CachedText):
     """Takes, shares, copies, publishes and frees the blocks of sequences. A failed `grow` changes nothing."""
 
     def __init__(
@@ -48,16 +50,11 @@ class BlockTables:
         journal: Journal,
         metrics: Metrics,
     ):
-        self.block_size = block_size
-        self.groups = groups
+        pool = BlockPool(num_blocks, eviction_policy)
+        cache = PREFIX_CACHES[prefix_cache](num_blocks=num_blocks, block_size=block_size, groups=groups)
+        super().__init__(pool, cache, block_size, groups, enable_prefix_caching, journal, metrics)
         self.chunk = chunk  # most tokens of a sequence in one step
         self.block_bytes = block_bytes
-        self.enable_prefix_caching = enable_prefix_caching
-        self.journal = journal
-        self.metrics = metrics
-        self.pool = BlockPool(num_blocks, eviction_policy)
-        kind = PREFIX_CACHES[prefix_cache]
-        self.cache: PrefixCache = kind(num_blocks=num_blocks, block_size=block_size, groups=groups)
         self._copies: list[list[tuple[int, int]]] = [[] for _ in groups]
         self._sources: list[tuple[Sequence, int, int]] = []  # (who, group, block): read until the copies are made
 
@@ -99,19 +96,6 @@ class BlockTables:
         if hit.num_tokens % size and self.blocks_to_admit(seq, hit) > self.pool.num_free:
             hit = self.cache.match(text, hit.num_tokens // size * size)._replace(is_cut=True)
         return hit
-
-    def _text(self, seq: Sequence) -> Text:
-        if seq.text is None:
-            seq.text = self.cache.begin(seq.request.extra_keys, seq.token_ids)
-        return seq.text
-
-    def reads_cache(self, seq: Sequence) -> bool:
-        """Log-probabilities of a prompt need every one of its tokens computed."""
-        return self.enable_prefix_caching and not seq.request.lacks_prompt_logprobs
-
-    def explain_miss(self, seq: Sequence, hit: Hit) -> Miss | None:
-        """Why `find_prefix` found no more."""
-        return Miss(Cause.NO_FREE_BLOCK) if hit.is_cut else self.cache.explain(self._text(seq), hit, seq.num_tokens - 1)
 
     def blocks_to_admit(self, seq: Sequence, hit: Hit) -> int:
         """Free blocks that its whole prefill would use up: new ones, among them the copy of a block of which it found only
@@ -165,29 +149,6 @@ class BlockTables:
         self.journal.emit(EventKind.ALLOCATED, seq.request.id, seq.child, group, block, pool.generation[block],
                           cause, {"logical": logical})  # fmt: skip
         return block
-
-    def _evict(self, block: int, needed_by: Sequence) -> None:
-        numbers = {
-            "idle_steps": self._idle_steps(block),
-            "needed_by": needed_by.request.id,
-            "needed_by_child": needed_by.child,
-        }
-        self._uncache(block, self.pool.why_evicted(block), numbers)
-        self.metrics.count("kvscope:blocks_evicted_total")
-
-    def _uncache(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
-        """Nothing finds the block's text from here on: out of the cache and out of the pool's cached blocks."""
-        if self.pool.is_cached[block]:
-            self._tell_evicted(block, cause, numbers)
-            self.cache.forget(block, self.journal.step)
-
-    def _tell_evicted(self, block: int, cause: Cause, numbers: dict[str, float]) -> None:
-        group, generation = self.cache.group_of(block), self.pool.generation[block]
-        self.journal.emit(EventKind.EVICTED, -1, 0, group, block, generation, cause, numbers)
-        self.pool.uncache(block)
-
-    def _idle_steps(self, block: int) -> int:
-        return self.journal.step - self.pool.last_used_step[block]
 
     def _copy_on_write(self, seq: Sequence, group: int, logical: int, tokens: int) -> None:
         """Others still read the block that is written next, or its text is cached: give the sequence a copy of its first
@@ -280,23 +241,6 @@ class BlockTables:
                               Cause.OUT_OF_WINDOW, {"logical": logical, "window": self.groups[group].window})  # fmt: skip
             self._release(seq, group, block, Cause.OUT_OF_WINDOW)
 
-    def _publish(self, seq: Sequence, num_tokens: int, cause: Cause) -> None:
-        text, pool, size = seq.text, self.pool, self.block_size
-        while text.num_blocks and not self._holds_path(seq, text.num_blocks - 1):
-            self.cache.retract(text, text.num_blocks - 1)  # another withdrew it, and it is this sequence's text too
-        change = self.cache.publish(text, num_tokens, seq.block_tables, seq.request.id)
-        for block in change.superseded:
-            self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})
-        for group, logical, block, before in change.published:
-            pool.cache(block, before)
-            self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
-                              {"logical": logical, "tokens": min(size, num_tokens - logical * size)})  # fmt: skip
-
-    def _holds_path(self, seq: Sequence, logical: int) -> bool:
-        """Can the text up to this block still be found through blocks that the sequence reads?"""
-        tables = zip(seq.block_tables, self.groups, strict=True)
-        return all(self.pool.is_cached[table[logical]] for table, group in tables if not group.window)
-
     # --- the end --------------------------------------------------------------------------------------------------
 
     def release(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
@@ -329,35 +273,6 @@ class BlockTables:
             self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block, pool.generation[block],
                               cause, {"cached": pool.is_cached[block]})  # fmt: skip
         return is_free
-
-    def withdraw(self, seq: Sequence, cause: Cause, num_tokens: int = 0) -> None:
-        """The text of the sequence is not to be found any more from the block that token `num_tokens` is in, nor what goes
-        on from there, whoever else reads it. Which blocks it had before they fell out of a window is not known any more,
-        so there nobody's of that text is."""
-        if seq.text is None:
-            return
-        first = num_tokens // self.block_size
-        for group, table in enumerate(seq.block_tables):
-            for logical in range(len(table) - 1, first - 1, -1):
-                gone = table[logical] == NULL_BLOCK and logical < seq.text.num_blocks
-                for block in self.cache.holders(seq.text, group, logical) if gone else (table[logical],):
-                    self._withdraw(block, cause)
-        self.cache.retract(seq.text, first)
-
-    def _withdraw(self, block: int, cause: Cause) -> None:
-        blocks = [block]
-        while blocks:
-            if self.pool.num_after[blocks[-1]] and blocks[-1] != NULL_BLOCK:
-                blocks += self.pool.after(blocks[-1])
-            else:
-                self._uncache(blocks.pop(), cause, {"idle_steps": 0})
-
-    def reset_cache(self) -> int:
-        """Empty the prefix cache; blocks that running requests read keep their text. Returns the blocks emptied."""
-        blocks = self.pool.eviction_order().tolist()
-        for block in blocks:
-            self._uncache(block, Cause.CACHE_RESET, {"idle_steps": self._idle_steps(block)})
-        return len(blocks)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise RuntimeError unless `sequences` (all that hold blocks) account for every reader and every text."""

@@ -27,45 +27,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ..events import Cause
-from .prefix_cache import TOKEN_BYTES, Change, ExtraKeys, Hit, Miss, Published, Text, common_tokens
+from .prefix_cache import TOKEN_BYTES, Change, ExtraKeys, Hit, Miss, Published, Text
+from .radix_node import RadixNode, walk
 
 if TYPE_CHECKING:
     from ..models.base import KVGroup
 
 MAX_ROOTS_COMPARED = 16
-
-
-class RadixNode:
-    """Tokens `start` … `end` − 1 of a text. Each of `blocks[g][k]` holds, for group g, the tokens of the text's logical block
-    `start // block_size + k` up to `end`; there is none where a child's block holds them as well."""
-
-    __slots__ = (
-        "__weakref__", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent", "start", "tokens",
-    )  # fmt: skip
-
-    def __init__(
-        self, parent: RadixNode | None, start: int, tokens: bytes, blocks: list[list[list[int]]], computed_for: int
-    ):
-        self.parent = parent
-        self.start = start
-        self.tokens = tokens  # int64
-        self.blocks = blocks
-        self.children: dict[bytes, RadixNode] = {}  # by first token: those that lead to a block
-        self.lost: dict[bytes, RadixNode] = {}  # tombstones, by first token
-        self.is_lost = False
-        self.computed_for = computed_for  # the request that computed it
-        self.evicted_step = -1  # when it last lost a block
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens) // TOKEN_BYTES
-
-    @property
-    def key(self) -> bytes:
-        return self.tokens[:TOKEN_BYTES]
-
-    def child(self, key: bytes) -> RadixNode | None:
-        return self.children.get(key) or self.lost.get(key)
 
 
 class RadixTree:
@@ -87,7 +55,7 @@ class RadixTree:
     def begin(self, extra_keys: ExtraKeys, token_ids: array) -> Text:
         root = self._roots.get(extra_keys)
         if root is None:
-            root = self._roots[extra_keys] = RadixNode(None, 0, b"", [[] for _ in self.groups], -1)
+            root = self._roots[extra_keys] = RadixNode(None, 0, self.block_size, len(self.groups), -1)
         return Text(root, token_ids)
 
     def fork(self, text: Text, token_ids: array) -> Text:
@@ -97,19 +65,9 @@ class RadixTree:
 
     # --- lookup ---------------------------------------------------------------------------------------------------
 
-    def _walk(self, root: RadixNode, data: bytes) -> tuple[list[RadixNode], int]:
-        """The nodes along a text, tombstones included, and how many tokens agree; the last node may hold more."""
-        path, node, at = [], root, 0
-        while at < len(data) and (child := node.child(data[at : at + TOKEN_BYTES])) is not None:
-            path.append(child)
-            if not data.startswith(child.tokens, at):
-                return path, at // TOKEN_BYTES + common_tokens(child.tokens, data[at : at + len(child.tokens)])
-            node, at = child, at + len(child.tokens)
-        return path, at // TOKEN_BYTES
-
     def match(self, text: Text, max_tokens: int) -> Hit:
         """What a group does not hold any more, of what the next token would see, shortens the hit to full blocks."""
-        path, matched = self._walk(text.root, text.token_ids[:max_tokens].tobytes())
+        path, matched = walk(text.root, text.token_ids[:max_tokens].tobytes())
         live = list(takewhile(lambda node: not node.is_lost, path))
         if not live:
             return Hit()
@@ -139,7 +97,7 @@ class RadixTree:
         """A block of the group for each of the first tokens of the path, 0 where it has none."""
         size, cells = self.block_size, []
         for node in path:
-            cells[node.start // size :] = node.blocks[group]
+            cells[node.first_block :] = node.blocks[group]
         table = [cell[0] if cell else 0 for cell in cells[: -(-num_tokens // size)]]
         if num_tokens % size and not table[-1]:
             table[-1] = self._tail(path[-1], group, num_tokens // size)
@@ -147,13 +105,10 @@ class RadixTree:
 
     def _tail(self, node: RadixNode, group: int, logical: int) -> int:
         """A block that begins with the tokens of this logical block as far as the node has them, 0 none."""
-        cell = self._cell(node, group, logical)
+        cell = node.cell(group, logical)
         if cell or node.end >= (logical + 1) * self.block_size:
             return cell[0] if cell else 0
         return next(filter(None, (self._tail(child, group, logical) for child in node.children.values())), 0)
-
-    def _cell(self, node: RadixNode, group: int, logical: int) -> list[int]:
-        return node.blocks[group][logical - node.start // self.block_size]
 
     def explain(self, text: Text, hit: Hit, max_tokens: int) -> Miss | None:
         """Told apart, in this order: the text was there and was evicted; the same start is cached under another salt;
@@ -161,7 +116,7 @@ class RadixTree:
         if hit.num_tokens == max_tokens:
             return None
         data = text.token_ids[:max_tokens].tobytes()
-        path, matched = self._walk(text.root, data)
+        path, matched = walk(text.root, data)
         if matched > hit.num_tokens:
             gone = next((node for node in path if node.is_lost), None)
             return Miss(Cause.EVICTED, evicted_step=gone.evicted_step if gone else max(n.evicted_step for n in path))
@@ -175,7 +130,7 @@ class RadixTree:
     def _is_under_another_root(self, root: RadixNode, data: bytes, matched: int) -> bool:
         enough = max(matched + 1, min(self.block_size, len(data) // TOKEN_BYTES))
         others = [other for other in islice(self._roots.values(), MAX_ROOTS_COMPARED) if other is not root]
-        paths = (self._walk(other, data) for other in others)
+        paths = (walk(other, data) for other in others)
         return any(agreed >= enough and not path[-1].is_lost for path, agreed in paths)
 
     # --- change ---------------------------------------------------------------------------------------------------
@@ -200,7 +155,7 @@ class RadixTree:
                 block = table[logical]
                 if block and self._node_of[block] is None and not (end % size and self._tail(node, group, logical)):
                     before = table[logical - 1] if logical and not self.groups[group].window else 0
-                    self._cell(node, group, logical).append(block)
+                    node.cell(group, logical).append(block)
                     self._node_of[block], self._place[block], self._before[block] = node, (group, logical), before
                     change.published.append(Published(group, logical, block, before))
         self.num_published += len(change.published)
@@ -210,7 +165,7 @@ class RadixTree:
     def _insert(self, root: RadixNode, data: bytes, computed_for: int) -> tuple[list[RadixNode], list[int]]:
         """Nodes that hold exactly this text, made where there are none; and the blocks of ends that it goes beyond."""
         size, length = self.block_size, len(data) // TOKEN_BYTES
-        path, matched = self._walk(root, data)
+        path, matched = walk(root, data)
         last = path[-1] if path else root
         was_lost, lost_step = last.is_lost, last.evicted_step
         for node in (node for node in path if node.is_lost):
@@ -226,15 +181,11 @@ class RadixTree:
             self._drop(block)
         if rest := data[matched * TOKEN_BYTES :]:
             if path and last.computed_for == computed_for and not last.children and not last.lost:
-                last.tokens += rest
+                last.extend(rest)
             else:
-                last.children[rest[:TOKEN_BYTES]] = node = RadixNode(
-                    last, matched, rest, [[] for _ in self.groups], computed_for
-                )
-                path.append(node)
-            node = path[-1]
-            for row in node.blocks:
-                row += [[] for _ in range(-(-node.end // size) - node.start // size - len(row))]
+                path.append(RadixNode(last, matched, size, len(self.groups), computed_for))
+                path[-1].extend(rest)
+                last.children[path[-1].key] = path[-1]
         return path, superseded
 
     def _lacks_tail(self, node: RadixNode, num_tokens: int) -> bool:
@@ -245,19 +196,9 @@ class RadixTree:
         )
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
-        """Cut a node in two; it keeps its start. Returns the new lower one."""
-        size, cut = self.block_size, (at - node.start) * TOKEN_BYTES
-        whole = at // size - node.start // size  # blocks that end in the upper part
-        lower = RadixNode(node, at, node.tokens[cut:], [row[whole:] for row in node.blocks], node.computed_for)
-        lower.evicted_step = node.evicted_step
-        lower.children, lower.lost = node.children, node.lost
-        for child in (*lower.children.values(), *lower.lost.values()):
-            child.parent = lower
-        for block in (block for row in lower.blocks for cell in row for block in cell):
+        lower = node.split(at)
+        for block in lower.all_blocks():
             self._node_of[block] = lower
-        node.tokens = node.tokens[:cut]
-        node.blocks = [row[:whole] + [[] for _ in range(at % size > 0)] for row in node.blocks]
-        node.children, node.lost = {lower.key: lower}, {}
         return lower
 
     def _revive(self, node: RadixNode, computed_for: int) -> None:
@@ -269,17 +210,17 @@ class RadixTree:
         return self._place[block][0]
 
     def is_spare(self, block: int) -> bool:
-        return len(self._cell(self._node_of[block], *self._place[block])) > 1
+        return len(self._node_of[block].cell(*self._place[block])) > 1
 
     def _drop(self, block: int) -> RadixNode:
         node, self._node_of[block] = self._node_of[block], None
-        self._cell(node, *self._place[block]).remove(block)
+        node.cell(*self._place[block]).remove(block)
         self.num_published -= 1
         return node
 
     def forget(self, block: int, step: int) -> None:
         node = self._drop(block)
-        if not self._cell(node, *self._place[block]):
+        if not node.cell(*self._place[block]):
             node.evicted_step = step
         while node.parent is not None and not node.children and not any(row[-1] for row in node.blocks):
             cut = max(node.start, (node.end - 1) // self.block_size * self.block_size)
@@ -301,8 +242,8 @@ class RadixTree:
 
     def holders(self, text: Text, group: int, logical: int) -> list[int]:
         end = (logical + 1) * self.block_size
-        path, matched = self._walk(text.root, text.token_ids[:end].tobytes())
-        return list(self._cell(path[-1], group, logical)) if matched == end else []
+        path, matched = walk(text.root, text.token_ids[:end].tobytes())
+        return list(path[-1].cell(group, logical)) if matched == end else []
 
     def nodes(self) -> Iterator[RadixNode]:
         """All nodes, tombstones included, a parent before its children; roots first."""
@@ -326,25 +267,14 @@ class RadixTree:
         held: dict[int, RadixNode] = {}
         lost = 0
         for node in self.nodes():
-            below = [*node.children.items(), *node.lost.items()]
-            length = -(-node.end // self.block_size) - node.start // self.block_size if node.parent else 0
-            name = f"the node of tokens {node.start} to {node.end - 1}"
-            if any(len(row) != length for row in node.blocks):
-                raise RuntimeError(f"{name} has {[len(row) for row in node.blocks]} blocks, not {length} a group")
-            if any(c.parent is not node or c.key != key or c.start != node.end or not c.tokens for key, c in below):
-                raise RuntimeError(f"{name} and its children disagree")
-            if len({key for key, _ in below}) != len(below):
-                raise RuntimeError(f"{name} has two children that begin with the same token")
-            blocks = [block for row in node.blocks for cell in row for block in cell]
-            if node.is_lost != (node in self._tombstones) or (node.is_lost and (blocks or node.children)):
-                raise RuntimeError(f"{name} is wrongly (not) a tombstone")
-            if node.parent and not node.is_lost and not node.children and not any(row[-1] for row in node.blocks):
-                raise RuntimeError(f"no block holds the last token of {name}, nor does anything follow it")
+            node.check()
+            if node.is_lost != (node in self._tombstones):
+                raise RuntimeError(f"the node of tokens {node.start} to {node.end - 1} is wrongly (not) a tombstone")
             lost += node.is_lost
-            for block in blocks:
+            for block in node.all_blocks():
                 if block in held:
                     raise RuntimeError(f"block {block} is listed for two texts")
-                if block not in self._cell(node, *self._place[block]):
+                if block not in node.cell(*self._place[block]):
                     raise RuntimeError(f"block {block} is listed at another place than {self._place[block]}")
                 held[block] = node
         for block, node in enumerate(self._node_of):

@@ -1,0 +1,97 @@
+"""One node of the radix tree, and the way along its edges; `radix_tree` has the picture and the rules."""
+
+from __future__ import annotations
+
+from .prefix_cache import TOKEN_BYTES, common_tokens
+
+
+class RadixNode:
+    """Tokens `start` … `end` − 1 of a text. Each of `blocks[g][k]` holds, for group g, the tokens of the text's logical block
+    `start // block_size + k` up to `end`; there is none where a child's block holds them as well."""
+
+    __slots__ = (
+        "__weakref__", "block_size", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent", "start", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, parent: RadixNode | None, start: int, block_size: int, num_groups: int, computed_for: int):
+        self.parent = parent
+        self.start = start
+        self.block_size = block_size
+        self.tokens = b""  # int64
+        self.blocks: list[list[list[int]]] = [[] for _ in range(num_groups)]
+        self.children: dict[bytes, RadixNode] = {}  # by first token: those that lead to a block
+        self.lost: dict[bytes, RadixNode] = {}  # tombstones, by first token
+        self.is_lost = False
+        self.computed_for = computed_for  # the request that computed it
+        self.evicted_step = -1  # when it last lost a block
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def key(self) -> bytes:
+        return self.tokens[:TOKEN_BYTES]
+
+    @property
+    def first_block(self) -> int:
+        """The logical block of the text in which it starts."""
+        return self.start // self.block_size
+
+    def child(self, key: bytes) -> RadixNode | None:
+        return self.children.get(key) or self.lost.get(key)
+
+    def cell(self, group: int, logical: int) -> list[int]:
+        """The blocks that hold this logical block, as far as the node has it."""
+        return self.blocks[group][logical - self.first_block]
+
+    def all_blocks(self) -> list[int]:
+        return [block for row in self.blocks for cell in row for block in cell]
+
+    def extend(self, tokens: bytes) -> None:
+        """Go on with these tokens, which no block holds yet."""
+        self.tokens += tokens
+        length = -(-self.end // self.block_size) - self.first_block
+        for row in self.blocks:
+            row += [[] for _ in range(length - len(row))]
+
+    def split(self, at: int) -> RadixNode:
+        """Cut it in two before token `at`; it keeps its start. A block goes where its last token goes. Returns the new lower
+        node, its only child."""
+        cut, whole = (at - self.start) * TOKEN_BYTES, at // self.block_size - self.first_block
+        lower = RadixNode(self, at, self.block_size, len(self.blocks), self.computed_for)
+        lower.tokens, lower.blocks = self.tokens[cut:], [row[whole:] for row in self.blocks]
+        lower.children, lower.lost, lower.evicted_step = self.children, self.lost, self.evicted_step
+        for child in (*lower.children.values(), *lower.lost.values()):
+            child.parent = lower
+        upper, self.tokens, self.blocks = self.tokens[:cut], b"", [row[:whole] for row in self.blocks]
+        self.extend(upper)
+        self.children, self.lost = {lower.key: lower}, {}
+        return lower
+
+    def check(self) -> None:
+        """Raise RuntimeError where it contradicts itself or its children."""
+        below = [*self.children.items(), *self.lost.items()]
+        length = -(-self.end // self.block_size) - self.first_block if self.parent else 0
+        name = f"the node of tokens {self.start} to {self.end - 1}"
+        if any(len(row) != length for row in self.blocks):
+            raise RuntimeError(f"{name} has {[len(row) for row in self.blocks]} blocks, not {length} a group")
+        if any(c.parent is not self or c.key != key or c.start != self.end or not c.tokens for key, c in below):
+            raise RuntimeError(f"{name} and its children disagree")
+        if len({key for key, _ in below}) != len(below):
+            raise RuntimeError(f"{name} has two children that begin with the same token")
+        if self.is_lost and (self.children or self.all_blocks()):
+            raise RuntimeError(f"{name} is a tombstone and leads to blocks")
+        if self.parent and not self.is_lost and not self.children and not any(row[-1] for row in self.blocks):
+            raise RuntimeError(f"no block holds the last token of {name}, nor does anything follow it")
+
+
+def walk(root: RadixNode, text: bytes) -> tuple[list[RadixNode], int]:
+    """The nodes along a text, tombstones included, and how many tokens agree; the last node may hold more."""
+    path, node, at = [], root, 0
+    while at < len(text) and (child := node.child(text[at : at + TOKEN_BYTES])) is not None:
+        path.append(child)
+        if not text.startswith(child.tokens, at):
+            return path, at // TOKEN_BYTES + common_tokens(child.tokens, text[at : at + len(child.tokens)])
+        node, at = child, at + len(child.tokens)
+    return path, at // TOKEN_BYTES
