@@ -51,17 +51,10 @@ def newcomer(browser, shots, tmp_path):
         os.killpg(server.pid, signal.SIGKILL)
 
 
-def leave_open(path) -> int:
-    """Without its last cell, `wb.close()`, the notebook can be watched to the end; how many code cells are left."""
-    book = nbformat.read(path, as_version=4)
-    assert book.cells.pop().source == "wb.close()"
-    nbformat.write(book, path)
-    return sum(cell.cell_type == "code" for cell in book.cells)
-
-
 def test_a_newcomer_runs_all_and_watches(newcomer, shots):
-    num_cells = leave_open(newcomer.folder / "00_quickstart.ipynb")
-    watched = newcomer.open(newcomer.folder / "00_quickstart.ipynb", width=1500, height=1300)
+    path = newcomer.folder / "00_quickstart.ipynb"
+    num_cells = sum(cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells)
+    watched = newcomer.open(path, width=1500, height=1300)
     newcomer.run_all(watched)
     page = watched.page
     page.wait_for_selector("h2 >> text=KV block pool", timeout=120_000)
@@ -90,7 +83,7 @@ def test_a_newcomer_runs_all_and_watches(newcomer, shots):
     assert len(pools) >= 4 and len(texts) >= 4, f"{len(pools)} pictures of the pool, {len(texts)} of the text"
     page.locator(".jp-MarkdownCell").first.click()  # the keys are the notebook's again
     newcomer.save(watched)
-    saved = nbformat.read(newcomer.folder / "00_quickstart.ipynb", as_version=4)
+    saved = nbformat.read(path, as_version=4)
     kinds = [output.output_type for cell in saved.cells if cell.cell_type == "code" for output in cell.outputs]
     assert kinds and "error" not in kinds
     assert "Paris" in str(saved)
