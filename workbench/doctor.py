@@ -58,7 +58,7 @@ def _checks():
     threading = compiler.threading_layer()
     yield threading == "omp", f"Numba threads through {threading}"
     cuda = torch.cuda.is_available()
-    yield cuda, torch.cuda.get_device_name() if cuda else "no GPU: everything runs on the CPU"
+    yield cuda, torch.cuda.get_device_name() if cuda else "GPU: there is none, everything runs on the CPU"
     yield (
         importlib.util.find_spec("jupyter_bokeh") is not None,
         "jupyter_bokeh carries the views into notebooks (without it: pip install jupyter_bokeh)",
