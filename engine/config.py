@@ -13,10 +13,11 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "reference", "cpu", "triton"),
     "kv_cache_dtype": ("auto",),
-    "scheduling_policy": ("fcfs",),
+    "scheduling_policy": ("fcfs", "priority", "sjf", "lpm", "dfs-weight", "prefill-first", "static"),
+    "preemption_victim": ("youngest", "most-blocks", "least-progress"),
     "preemption_mode": ("recompute",),
     "prefix_cache": ("hash", "radix"),
-    "eviction_policy": ("lru", "lfu", "fifo", "mru", "slru"),
+    "eviction_policy": ("lru", "lfu", "fifo", "mru", "slru", "priority"),
     "kv_allocator": ("paged", "orca-max", "orca-pow2", "orca-oracle"),
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
@@ -28,6 +29,9 @@ _AT_LEAST = {
     "max_model_len": 1,
     "max_waiting_requests": 1,
     "max_waiting_tokens": 1,
+    "long_prefill_token_threshold": 0,
+    "max_skips": 0,
+    "max_preemptions": 0,
     "event_capacity": 1,
     "num_threads": 1,
 }
@@ -59,7 +63,15 @@ class EngineConfig:
                             request, reserved when it is admitted, for comparison; they need enable_prefix_caching=False
     cache_salt              only requests with the same salt share cached text
     kv_cache_dtype          "auto": the model's
-    scheduling_policy       "fcfs": in order of arrival
+    scheduling_policy       "fcfs": in order of arrival; "priority": the lowest number first, and it may take the place of a
+                            worse one; "sjf": the shortest prompt first; "lpm" | "dfs-weight": by what is cached;
+                            "prefill-first": prompts and single tokens in steps of their own; "static": nobody joins a
+                            batch before all of it have ended
+    long_prefill_token_threshold  most tokens of one prompt in one step; 0: as many as the budget holds
+    max_skips               how often a request that cannot be admitted may be passed by others that can; 0: never
+    preemption_victim       who loses its blocks when none is free: "youngest" | "most-blocks" | "least-progress", of
+                            those that are younger than whoever needs them
+    max_preemptions         who lost its blocks so often is spared while there is another; 0: no bound
     preemption_mode         "recompute": a request that lost its blocks computes them again
     logprobs_mode           "raw_logprobs": logprobs are of the model's own logits; "processed_logprobs": of what the
                             token was drawn from, after masks, penalties, temperature and filters
@@ -93,6 +105,10 @@ class EngineConfig:
     cache_salt: str | None = None
     kv_cache_dtype: str = "auto"
     scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_skips: int = 0
+    preemption_victim: str = "youngest"
+    max_preemptions: int = 0
     preemption_mode: str = "recompute"
     logprobs_mode: str = "raw_logprobs"
     batch_invariant: bool = False
@@ -133,6 +149,10 @@ class EngineConfig:
         if self.cache_salt is not None and not self.enable_prefix_caching:
             raise ValueError(f"cache_salt={self.cache_salt!r}: needs enable_prefix_caching=True")
 
+        if self.scheduling_policy in ("lpm", "dfs-weight") and not self.enable_prefix_caching:
+            raise ValueError(
+                f"scheduling_policy={self.scheduling_policy!r}: goes by what is cached; it needs enable_prefix_caching=True"
+            )
         if self.kv_allocator != "paged" and self.enable_prefix_caching:
             raise ValueError(
                 f"kv_allocator={self.kv_allocator!r}: reserved memory is not shared; it needs enable_prefix_caching=False"
@@ -173,6 +193,10 @@ class EngineOptions(TypedDict, total=False):
     cache_salt: str | None
     kv_cache_dtype: str
     scheduling_policy: str
+    long_prefill_token_threshold: int
+    max_skips: int
+    preemption_victim: str
+    max_preemptions: int
     preemption_mode: str
     logprobs_mode: str
     batch_invariant: bool

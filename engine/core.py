@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 
 import torch
 
@@ -72,6 +73,9 @@ class EngineCore:
         self._live: dict[int, Request] = {}
         self._finished: OrderedDict[int, Request] = OrderedDict()
         self._num_finished_kept = max(MIN_FINISHED_KEPT, 2 * config.max_num_seqs)
+        self._deadlines: list[
+            tuple[float, int]
+        ] = []  # a heap; of requests that are over, too, until their time has come
         self._last_id = 0
 
     # --- one step -------------------------------------------------------------------------------------------------
@@ -82,6 +86,10 @@ class EngineCore:
         if not self.has_work:
             return StepOutput(self.journal.step, {}, [], [], {}, 0.0)
         plan = self._open_step()
+        self._end_overdue()
+        if not self.scheduler.has_work:  # all that lived were overdue
+            plan.scheduled = plan.started
+            return self._close_step(plan)
         with self._faults_end_requests(plan):
             self.scheduler.schedule(plan)
             batch = Batch.from_plan(plan, block_size=self.config.block_size, device=self.device)
@@ -96,6 +104,11 @@ class EngineCore:
         self.journal.time = time.monotonic()
         self.journal.step += 1
         return Plan(step=self.journal.step, started=self.journal.time)
+
+    def _end_overdue(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self.journal.time:
+            if request := self._live.get(heappop(self._deadlines)[1]):
+                self.lifecycle.cancel(request, Cause.DEADLINE)
 
     @contextmanager
     def _faults_end_requests(self, plan: Plan) -> Iterator[None]:
@@ -119,6 +132,7 @@ class EngineCore:
         finished = self._retire_ended()
         seconds = time.monotonic() - plan.started
         self.counters.count("kvscope:steps_total")
+        self.counters.count("kvscope:padding_tokens_total", plan.padding_tokens)
         self.counters.observe("vllm:iteration_tokens_total", plan.prefill_tokens + plan.decode_tokens)
         pool = self.tables.pool
         numbers = {
@@ -134,6 +148,7 @@ class EngineCore:
             "requests": len(tokens),
             "sequences": len(plan.sequences),
             "preempted": len(plan.preempted),
+            "padding_tokens": plan.padding_tokens,
         }
         self.journal.emit(EventKind.STEP, numbers=numbers)
         preempted = list(dict.fromkeys(seq.request.id for seq in plan.preempted))
@@ -149,12 +164,16 @@ class EngineCore:
         arrival: float | None = None,
         label: str = "",
         cache_salt: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
         request_id: int | None = None,
     ) -> int:
         """Put a request at the end of the line and return its id: 1, 2, 3, …, never reused, spent on refused ones too.
 
         Whoever has promised an id before gives it as `request_id`, higher than any so far; gaps do no harm.
-        `arrival` is in seconds of time.monotonic(), default now. `cache_salt` (default: the engine's) is for whoever
+        `arrival` is in seconds of time.monotonic(), default now. `deadline` in seconds from there: a request that is not
+        over by then is cancelled before the next step, and keeps its text. `priority`: the lowest number goes first, where
+        a policy looks at it. `cache_salt` (default: the engine's) is for whoever
         runs a server: only requests with equal salts share cached text. Raises RequestRefused, a ValueError whose
         sentence holds both numbers, when the request can never be served or the line is full.
         """
@@ -164,7 +183,7 @@ class EngineCore:
         self._last_id, now = request_id, time.monotonic()
         self.journal.time = now
         try:
-            max_tokens = self.door.check(prompt_token_ids, params)
+            max_tokens = self.door.check(prompt_token_ids, params, deadline)
             self.door.check_queue(self.scheduler.waiting, len(prompt_token_ids), now)
         except RequestRefused as refusal:
             self.counters.count("kvscope:requests_refused_total")
@@ -182,8 +201,12 @@ class EngineCore:
             num_groups=self.num_groups,
             arrival=now if arrival is None else arrival,
             label=label,
+            priority=priority,
+            deadline=None if deadline is None else (now if arrival is None else arrival) + deadline,
         )
         self._live[request_id] = request
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request_id))
         numbers = {"prompt_tokens": len(prompt_token_ids), "max_tokens": max_tokens, "n": params.n}
         self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers, text=label)
         self.scheduler.add(request.children[0])

@@ -78,7 +78,9 @@ class Driver:
 
     # --- any thread: requests ---------------------------------------------------------------------------------------
 
-    def submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestRecord:
+    def submit(
+        self, prompt: EncodedPrompt, params: SamplingParams, priority: int = 0, deadline: float | None = None
+    ) -> RequestRecord:
         """Take a request at once; the core sees it before its next step. Raises RequestRefused, EngineClosed."""
         compiler.release_threads()  # of whatever the caller computed before: now the engine's thread needs the CPUs
         wants_text = self._decoder is not None and params.detokenize
@@ -86,8 +88,8 @@ class Driver:
         with self._lock:
             core = self._require_open()
             self._last_id += 1
-            record = RequestRecord(self._last_id, prompt, params, make_text)
-            refusal = self._refusal(core, prompt, params)
+            record = RequestRecord(self._last_id, prompt, params, make_text, priority, deadline)
+            refusal = self._refusal(core, record)
             self._commands.put(partial(self._add, record))
             self._inbox += 1
             self._inbox_tokens += len(prompt.token_ids)
@@ -221,6 +223,8 @@ class Driver:
                 record.params,
                 arrival=record.metrics.arrival,
                 label=record.prompt.label,
+                priority=record.priority,
+                deadline=record.deadline,
                 request_id=record.request_id,  # Ctrl-C in submit() may have spent an id that the core never saw
             )
             with record.lock:
@@ -300,15 +304,15 @@ class Driver:
             raise EngineClosed(self._why_closed)
         return self._core
 
-    def _refusal(self, core: EngineCore, prompt: EncodedPrompt, params: SamplingParams) -> RequestRefused | None:
+    def _refusal(self, core: EngineCore, record: RequestRecord) -> RequestRefused | None:
         """What the core will say to this request, found without the core's thread. A request that moves from the inbox
         to the line meanwhile may count twice, never not at all: the inbox is read first."""
         inbox, inbox_tokens = self._inbox, self._inbox_tokens
         try:
-            core.door.check(prompt.token_ids, params)
+            core.door.check(record.prompt.token_ids, record.params, record.deadline)
             core.door.check_queue(
                 core.scheduler.waiting,
-                len(prompt.token_ids),
+                len(record.prompt.token_ids),
                 time.monotonic(),
                 coming=inbox,
                 coming_tokens=inbox_tokens,

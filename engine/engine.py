@@ -67,7 +67,13 @@ class Engine:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, **chat: Unpack[ChatOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        **chat: Unpack[ChatOptions],
     ) -> RequestHandle:
         """Queue a request and return its handle at once, whatever the engine is doing.
 
@@ -75,12 +81,14 @@ class Engine:
         tokenizer's chat template. `params` default to `SamplingParams()`. For messages `chat` may say more (see
         `ChatOptions`): template=, tools=, documents=, add_generation_prompt=, continue_final_message=,
         chat_template_kwargs=.
+        `priority`: the lowest number goes first, with scheduling_policy="priority". `deadline`: seconds from now; a request
+        that is not over by then is cancelled, between two steps, and keeps the text that it has.
         Raises TypeError or ValueError with a sentence when the request is bad or can never be served, and
         RequestRefused (a ValueError) when the queue is full.
         """
         self._driver.require_open()
         params = self._prepared(_params(params))
-        return self._submit(self._encoder.encode(prompt, **chat), params)
+        return self._submit(self._encoder.encode(prompt, **chat), params, priority, deadline)
 
     def generate(
         self,
@@ -215,8 +223,10 @@ class Engine:
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, prompt: EncodedPrompt, params: SamplingParams) -> RequestHandle:
-        return self._handle(self._driver.submit(prompt, params))
+    def _submit(
+        self, prompt: EncodedPrompt, params: SamplingParams, priority: int = 0, deadline: float | None = None
+    ) -> RequestHandle:
+        return self._handle(self._driver.submit(prompt, params, priority, deadline))
 
     def _handle(self, record: RequestRecord) -> RequestHandle:
         return self._driver.registry.handle(record, self._driver, self)

@@ -18,13 +18,13 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | PUBLISHED | a block can now be found by its text | BLOCK_FULL, LEFT (partly filled, and its request goes) | logical, tokens |
 | EVICTED | a cached block lost its text | to make room, by what the strategy saw in it: LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED, FIRST_IN, MOST_RECENTLY_USED, NOT_HIT_TWICE, LOWEST_PRIORITY; else SUPERSEDED, SAME_TEXT, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; to make room: needed_by (request id), needed_by_child |
 | FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, OUT_OF_WINDOW, COPY_ON_WRITE | cached (1: its text stays, 0: empty) |
-| PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
+| PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, PRIORITY, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
-| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION | needed, available, reserved, behind (request id) |
+| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING | needed, available, reserved, behind (request id) |
 | FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit |
-| CANCELLED | the user ended it | USER, CLOSED | output_tokens, cached_blocks, freed_blocks |
+| CANCELLED | it was ended from outside | USER, CLOSED, DEADLINE | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
-| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted |
+| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens |
 | CACHE_RESET | the prefix cache was emptied | USER | blocks |
 | PAUSED / CONTINUED | the driver stopped or started | USER, ERROR | — |
 """
@@ -106,6 +106,9 @@ class Cause(StrEnum):
     MAX_NUM_SEQS = "max_num_seqs"
     BEHIND = "behind"
     AFTER_PREEMPTION = "after_preemption"
+    BATCH_RUNNING = "batch_running"
+    PRIORITY = "priority"
+    DEADLINE = "deadline"
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"

@@ -52,6 +52,7 @@ COUNTERS = {
     "kvscope:computed_tokens_total": "Tokens whose KV was computed, recomputation included",
     "kvscope:blocks_evicted_total": "Cached blocks that lost their text to someone who needed room",
     "kvscope:blocks_copied_total": "Blocks copied before a write because others still read them or their text is cached",
+    "kvscope:padding_tokens_total": "Tokens that static batches of equal rows would have computed beside the real ones",
     "kvscope:requests_refused_total": "Requests refused when they were added",
     "kvscope:steps_total": "Steps that computed something",
 }

@@ -90,10 +90,14 @@ class RequestRecord:
         prompt: EncodedPrompt,
         params: SamplingParams,
         make_text: Callable[[SamplingParams], SampleText] | None,
+        priority: int = 0,
+        deadline: float | None = None,
     ):
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
+        self.priority = priority
+        self.deadline = deadline  # seconds from its arrival
         self.samples = [
             SampleRecord(i, make_text(params) if make_text else None, params.logprobs is not None)
             for i in range(params.n)

@@ -81,6 +81,8 @@ class Blocked(NamedTuple):
             return f"it needs {_count(self.needed, 'seat')} and {self.available} of max_num_seqs {_are(self.available)} free"
         if self.cause is Cause.TOKEN_BUDGET:
             return f"it needs {_count(self.needed, 'token')} and the budget of the step is spent"
+        if self.cause is Cause.BATCH_RUNNING:
+            return "nobody joins a static batch before all of it have ended"
         if self.cause is Cause.AFTER_PREEMPTION:
             return "no one is admitted in a step that preempted"
         return f"request {self.behind} is ahead of it"
@@ -102,6 +104,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
+        "num_times_passed",
         "prefill_end",
         "request",
         "status",
@@ -120,6 +123,7 @@ class Sequence:
         self.prefill_end = len(token_ids)  # tokens it had when it was admitted: below it is prefill, from it on decode
         self.num_cached_tokens = 0  # found in the prefix cache at the latest admission
         self.num_preemptions = 0
+        self.num_times_passed = 0  # younger ones that were admitted while it waited at the head
         self.block_tables: tuple[array, ...] = tuple(array("i") for _ in range(num_groups))
         self.text: Text | None = None  # what the prefix cache has of it on record
         self.logprobs: list[dict[int, float]] | None = None if request.params.logprobs is None else []
@@ -183,6 +187,8 @@ class Request:
         num_groups: int = 1,
         arrival: float,
         label: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
     ):
         self.id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
@@ -193,6 +199,8 @@ class Request:
         self.masked_token_ids = tuple(sorted(self.stop_token_ids | eos_token_ids)) if params.min_tokens else ()
         self.extra_keys = extra_keys
         self.label = label
+        self.priority = priority  # the lowest number goes first
+        self.deadline = deadline  # seconds, time.monotonic(); None: it may take as long as it takes
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.has_forked = params.n == 1
         self.num_cached_tokens = 0  # prompt tokens whose prefill was skipped at the first admission

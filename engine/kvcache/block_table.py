@@ -209,7 +209,7 @@ class BlockTables(CachedText):
 
     def _read(self, seq: Sequence, group: int, block: int, cause: Cause) -> None:
         pool = self.pool
-        readers = pool.hit(block) if cause is Cause.PREFIX_MATCH else pool.share(block)
+        readers = pool.hit(block, seq.request.priority) if cause is Cause.PREFIX_MATCH else pool.share(block)
         self.journal.emit(EventKind.SHARED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
                           {"ref_count": readers})  # fmt: skip
 

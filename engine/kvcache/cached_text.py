@@ -63,7 +63,7 @@ class CachedText:
         for block in change.superseded:
             self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})
         for group, logical, block, before in change.published:
-            pool.cache(block, before)
+            pool.cache(block, before, seq.request.priority)
             self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
                               {"logical": logical, "tokens": min(size, num_tokens - logical * size)})  # fmt: skip
 

@@ -28,8 +28,10 @@ class Door:
         self.vocab_size = vocab_size
         self.tables = tables
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> int:
+    def check(self, prompt_token_ids: list[int], params: SamplingParams, deadline: float | None = None) -> int:
         """The request's max_tokens as a number. Raises RequestRefused when it can never be served."""
+        if deadline is not None and not deadline > 0:
+            raise RequestRefused(f"deadline={deadline}: must be more than 0 seconds from arrival", Cause.INVALID)
         num_prompt = len(prompt_token_ids)
         if not num_prompt:
             raise RequestRefused("prompt_token_ids is empty: at least 1 token is needed", Cause.INVALID, 1, 0)

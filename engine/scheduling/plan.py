@@ -21,6 +21,7 @@ class Plan:
     prompt_spans: list[tuple[int, int, int]] = field(default_factory=list)
     copies: tuple[list[tuple[int, int]], ...] = ()  # (source, copy) blocks, a list per KV group
     preempted: list[Sequence] = field(default_factory=list)
+    padding_tokens: int = 0  # static batching: what arrays of equal rows would have computed for nothing
     prefill_tokens: int = 0
     decode_tokens: int = 0
     started: float = 0.0  # seconds, time.monotonic()

@@ -1,23 +1,27 @@
-"""The waiting line, oldest first: preempted sequences, then requests that were never admitted.
+"""The waiting line: sequences that lost their blocks, and requests that never ran, each kind in its policy's order.
 
-Admission is strictly in order of arrival, so whatever was preempted is older than whatever was never admitted; the line
-is the one sorted list followed by the other. Adding, looking at the head and removing do not depend on its length.
+Whoever was preempted stands before whoever never ran, or in its place among them where the policy preempts for those that wait.
+Looking at the head and taking it do not depend on the length of the line; adding moves pointers at most.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
 from ..request import Sequence
+from .policies import MAX_CACHE_AWARE, Find, Policy
 
 
 class WaitingQueue:
-    def __init__(self):
-        self._preempted: list[Sequence] = []  # by age; at most as many as can run
-        self._fresh: OrderedDict[Sequence, None] = OrderedDict()  # by arrival, which is by age
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self._preempted: list[Sequence] = []  # by run_key; at most as many as can run
+        self._fresh: list[Sequence] = []  # by line_key, or as `arrange` put them
+        self._is_arranged = False
         self.num_prompt_tokens = 0  # of requests that were never admitted
         self._admissions: deque[float] = deque(maxlen=32)  # when the latest were admitted, time.monotonic()
 
@@ -25,12 +29,13 @@ class WaitingQueue:
         return len(self._preempted) + len(self._fresh)
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._preempted
-        yield from self._fresh
+        if self.policy.preempts:
+            return heapq.merge(self._preempted, self._fresh, key=self.policy.run_key)
+        return (seq for part in (self._preempted, self._fresh) for seq in part)
 
     @property
     def head(self) -> Sequence | None:
-        return self._preempted[0] if self._preempted else next(iter(self._fresh), None)
+        return next(iter(self), None)
 
     @property
     def num_fresh(self) -> int:
@@ -40,21 +45,40 @@ class WaitingQueue:
         """All preempted ones and at most `count` that were never admitted."""
         return [*self._preempted, *islice(self._fresh, count)]
 
+    def at(self, place: int) -> Sequence | None:
+        return next(islice(iter(self), place, None), None)
+
+    def first_places(self, count: int) -> list[Sequence]:
+        return list(islice(iter(self), count))
+
     def add(self, seq: Sequence) -> None:
-        """A new request goes to the end."""
-        self._fresh[seq] = None
+        """A new request; to the end, where the order is made at admission."""
+        if self._is_arranged:
+            self._fresh.append(seq)
+        else:
+            insort(self._fresh, seq, key=self.policy.line_key)
         self.num_prompt_tokens += seq.request.num_prompt_tokens
 
     def put_back(self, seq: Sequence) -> None:
-        """A preempted sequence goes to its place by age, before every new request."""
-        insort(self._preempted, seq, key=lambda s: s.key)
+        """A preempted sequence goes to its place among its kind."""
+        insort(self._preempted, seq, key=self.policy.run_key)
+
+    def arrange(self, find: Find) -> None:
+        """Put those that never ran in the order that the cache suggests, where the policy asks it and the line is short enough."""
+        if self.policy.arrange is None or not self._fresh:
+            return
+        if len(self._fresh) <= MAX_CACHE_AWARE:
+            self._fresh, self._is_arranged = self.policy.arrange(self._fresh, find), True
+        elif self._is_arranged:
+            self._fresh.sort(key=self.policy.line_key)
+            self._is_arranged = False
 
     def remove(self, seq: Sequence) -> None:
-        if seq in self._fresh:
-            del self._fresh[seq]
-            self.num_prompt_tokens -= seq.request.num_prompt_tokens
-        else:
+        if seq in self._preempted:
             self._preempted.remove(seq)
+        else:
+            self._fresh.remove(seq)
+            self.num_prompt_tokens -= seq.request.num_prompt_tokens
 
     def admit(self, seq: Sequence, now: float) -> None:
         self.remove(seq)
@@ -67,9 +91,10 @@ class WaitingQueue:
         return max(1.0, (now - self._admissions[0]) / len(self._admissions))
 
     def check_integrity(self) -> None:
-        keys = [seq.key for seq in self]
-        if keys != sorted(set(keys)):
-            raise RuntimeError(f"the waiting line is out of order: {keys[:20]}")
+        preempted = [self.policy.run_key(seq) for seq in self._preempted]
+        fresh = [self.policy.line_key(seq) for seq in self._fresh]
+        if preempted != sorted(set(preempted)) or (not self._is_arranged and fresh != sorted(set(fresh))):
+            raise RuntimeError(f"the waiting line is out of order: {preempted[:20]}, {fresh[:20]}")
         tokens = sum(seq.request.num_prompt_tokens for seq in self._fresh)
-        if tokens != self.num_prompt_tokens:
+        if tokens != self.num_prompt_tokens or len(set(self._fresh)) != len(self._fresh):
             raise RuntimeError(f"{tokens} prompt tokens wait, the counter says {self.num_prompt_tokens}")

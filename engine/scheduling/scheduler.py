@@ -1,6 +1,6 @@
 """Who computes how many tokens in the next step.
 
-Two passes over sequences, oldest first, share one budget of tokens:
+Two passes over sequences, oldest first (or as `policies` says), share one budget of tokens:
 
 1. *Running.* Each gets what it lacks: one token when it decodes, a chunk while its prefill lasts. A chunk leaves a token
    for every decoding sequence, so a long prompt slows nobody's text. Blocks are taken here; when none is left the
@@ -8,7 +8,9 @@ Two passes over sequences, oldest first, share one budget of tokens:
    output so far become its next prefill. The oldest never loses its blocks to another, so it always finishes.
 2. *Waiting*, unless pass 1 preempted. Strictly in order: the head is admitted when a seat, a token of the budget and
    blocks for its **whole** prefill are there, beside what running prefills still need and the watermark. Otherwise
-   everyone waits, and the head knows why.
+   everyone waits, and the head knows why; or some pass it, where `max_skips` allows that, each at most so many times.
+
+A policy may first make way for whoever waits with a better priority, or keep prefill and decode in steps of their own.
 
 A sequence that was scheduled is never preempted in the same step: victims are younger than whoever needs the block.
 """
@@ -27,9 +29,11 @@ from ..kvcache.prefix_cache import Hit
 from ..metrics import Metrics
 from ..request import Blocked, RequestStatus, Sequence
 from .plan import Plan
+from .policies import POLICIES, choose_victim
 from .queue import WaitingQueue
 
 EXPLAINED_PER_STEP = 64  # newcomers to the line that get their first BLOCKED event in one step
+MAX_PASSING = 16  # places behind a head that cannot be admitted that are looked at in one step
 
 
 class Scheduler:
@@ -40,8 +44,11 @@ class Scheduler:
         self.tables = tables
         self.journal = journal
         self.metrics = metrics
-        self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
+        self.policy = POLICIES[config.scheduling_policy]
+        self.waiting = WaitingQueue(self.policy)
+        self.running: list[Sequence] = []  # by the policy's run_key
+        self._batch: list[Sequence] = []  # static batching: who joined since nobody ran
+        self._batch_is_open = False
         self.watermark = math.ceil(config.watermark * (config.num_blocks - 1))
         # In the line since the last steps, without a reason yet; bounded although nobody may ever take a step.
         self._unexplained: deque[Sequence] = deque(maxlen=config.max_waiting_requests + config.max_num_seqs)
@@ -52,38 +59,54 @@ class Scheduler:
         self.waiting.add(seq)
         self._unexplained.append(seq)
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or len(self.waiting))
+
     # --- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self, plan: Plan) -> None:
         """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
-        budget, reserved = self._schedule_running(plan)
-        if plan.preempted:
+        prefill_first = self.policy.prefill_first
+        if self.policy.preempts:
+            self._make_way(plan)
+        displaced = len(plan.preempted)
+        budget, reserved = self._schedule_running(plan, only_prefill=prefill_first)
+        blocked = None if len(plan.preempted) > displaced else self._admit(plan, budget, reserved)
+        if prefill_first and not plan.sequences:
+            self._schedule_running(plan)
+        if len(plan.preempted) > displaced:
             blocked = Blocked(Cause.AFTER_PREEMPTION)
-        else:
-            blocked = self._admit(plan, budget, reserved)
+        if self.policy.is_static:
+            plan.padding_tokens = self._padding(plan)
         self._explain(blocked)
         plan.copies = self.tables.take_copies()
         if not plan.sequences:
             raise RuntimeError(f"nothing could be scheduled: {len(self.running)} run, {len(self.waiting)} wait")
         plan.scheduled = time.monotonic()
 
-    def _schedule_running(self, plan: Plan) -> tuple[int, int]:
+    def _schedule_running(self, plan: Plan, *, only_prefill: bool = False) -> tuple[int, int]:
         """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
         budget, reserved, running, tables = self.config.max_num_batched_tokens, 0, self.running, self.tables
-        decodes = sum(not seq.is_prefill for seq in running)  # of those not yet looked at
+        decodes = 0 if only_prefill else sum(not seq.is_prefill for seq in running)  # of those not yet looked at
+        longest_chunk = self.config.long_prefill_token_threshold or budget
         i = 0
         while i < len(running) and budget:
             seq = running[i]
             i += 1
             if seq.is_prefill:
-                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, budget - decodes)
+                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, budget - decodes, longest_chunk)
                 cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
+            elif only_prefill:
+                continue
             else:
                 num_tokens, cause = 1, Cause.DECODE
                 decodes -= 1
             if num_tokens > 0:
                 while not (has_blocks := tables.grow(seq, num_tokens, cause)):
-                    victim = running[-1]
+                    victim = choose_victim(
+                        running[i:] or [seq], self.config.preemption_victim, self.config.max_preemptions
+                    )
                     decodes -= victim is not seq and not victim.is_prefill
                     self.preempt(victim, Cause.NO_FREE_BLOCK, needed_by=seq)
                     plan.preempted.append(victim)
@@ -100,32 +123,92 @@ class Scheduler:
 
     def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
         """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""
+        if self.policy.is_static and not self._open_batch():
+            return Blocked(Cause.BATCH_RUNNING)
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
-        while seq := self.waiting.head:
-            if seq.num_seats > seats:
-                return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
-            if not budget:
-                return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
+        if seats and budget:
+            self.waiting.arrange(self.tables.find_prefix)
+        longest_chunk = self.config.long_prefill_token_threshold or budget
+        why_head, place = None, 0  # place: how many stand before whoever is looked at
+        while seq := self.waiting.at(place):
+            before = self.waiting.first_places(place)
+            if any(passed.num_times_passed >= self.config.max_skips for passed in before):
+                break
             hit = self.tables.find_prefix(seq)
-            needed = self.tables.blocks_to_admit(seq, hit)
-            kept = reserved + self.watermark if self.running else 0
-            if needed + kept > self.tables.available(seq):
-                available = max(0, self.tables.available(seq) - kept)
-                return Blocked(Cause.NO_FREE_BLOCK, needed, available, kept)
-            self._start(seq, hit)
-            num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens)
-            self.tables.grow(seq, num_tokens, Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT)
-            plan.add(seq, num_tokens)
-            budget -= num_tokens
-            seats -= seq.num_seats
-            reserved += self.tables.still_to_take(seq)
+            why = self._why_not(seq, hit, seats, budget, reserved)
+            if why is None:
+                for passed in before:
+                    passed.num_times_passed += 1
+                self._start(seq, hit)
+                num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens, longest_chunk)
+                self.tables.grow(seq, num_tokens, Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT)
+                plan.add(seq, num_tokens)
+                budget -= num_tokens
+                seats -= seq.num_seats
+                reserved += self.tables.still_to_take(seq)
+                continue
+            why_head = why_head or why
+            if why.cause is Cause.TOKEN_BUDGET or place == MAX_PASSING:
+                break
+            place += 1
+        if why_head is None or why_head.cause is not Cause.TOKEN_BUDGET:
+            self._batch_is_open = False
+        return why_head
+
+    def _why_not(self, seq: Sequence, hit: Hit, seats: int, budget: int, reserved: int) -> Blocked | None:
+        """What keeps this sequence from being admitted now."""
+        if seq.num_seats > seats:
+            return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
+        if not budget:
+            return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
+        needed, available = self.tables.blocks_to_admit(seq, hit), self.tables.available(seq)
+        kept = reserved + self.watermark if self.running else 0
+        if needed + kept > available:
+            return Blocked(Cause.NO_FREE_BLOCK, needed, max(0, available - kept), kept)
         return None
+
+    def _make_way(self, plan: Plan) -> None:
+        """Whoever leads the line with a better priority takes the place of those that run with the worst, as far as it needs
+        and if that is enough."""
+        head, running = self.waiting.head, self.running
+        if head is None:
+            return
+        hit = self.tables.find_prefix(head)
+        worse = [seq for seq in running if seq.request.priority > head.request.priority]
+        seats = self.config.max_num_seqs - sum(seq.num_seats for seq in running)
+        reserved = sum(map(self.tables.still_to_take, running))
+        gained_seats = sum(seq.num_seats for seq in worse)
+        gained = sum(self.tables.held(seq) + self.tables.still_to_take(seq) for seq in worse)
+        if self._why_not(head, hit, seats + gained_seats, 1, reserved - gained):
+            return
+        while worse and self._why_not(head, hit, seats, 1, reserved):
+            victim = worse.pop()
+            seats += victim.num_seats
+            reserved -= self.tables.still_to_take(victim)
+            self.preempt(victim, Cause.PRIORITY, needed_by=head)
+            plan.preempted.append(victim)
+
+    def _open_batch(self) -> bool:
+        """Static batching: may anyone join? From when nobody runs until the batch is full or cannot be filled further."""
+        if not self.running:
+            self._batch, self._batch_is_open = [], True
+        return self._batch_is_open
+
+    def _padding(self, plan: Plan) -> int:
+        """What a batch of rectangular arrays computes beside the tokens of this step: the shorter prompts are filled up to the
+        longest when the batch is complete, and whoever has ended goes on until all have."""
+        joined = [seq for seq in plan.sequences if seq not in self._batch]
+        self._batch += joined
+        if plan.prefill_tokens:
+            prompts = [seq.prefill_end for seq in self._batch]
+            return 0 if self._batch_is_open or not joined else len(prompts) * max(prompts) - sum(prompts)
+        return sum(seq.status is not RequestStatus.RUNNING for seq in self._batch)
 
     def _start(self, seq: Sequence, hit: Hit) -> None:
         """From the line to the running list, with the cached start of its text."""
         request, child, emit = seq.request.id, seq.child, self.journal.emit
         self.waiting.admit(seq, self.journal.time)
-        insort(self.running, seq, key=lambda s: s.key)
+        insort(self.running, seq, key=self.policy.run_key)
         reads_cache = self.tables.reads_cache(seq)
         miss = self.tables.explain_miss(seq, hit) if reads_cache else None
         cached, total = hit.num_tokens, seq.num_tokens
@@ -181,7 +264,7 @@ class Scheduler:
         """`child` runs from now on, beside its parent and with its blocks."""
         self.tables.fork(parent, child)
         child.status = RequestStatus.RUNNING
-        insort(self.running, child, key=lambda s: s.key)
+        insort(self.running, child, key=self.policy.run_key)
 
     def remove(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
         """Forget a sequence that is over. Returns (blocks that became free, how many of these stay cached)."""
@@ -234,7 +317,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         self.waiting.check_integrity()
-        keys = [seq.key for seq in self.running]
+        keys = [self.policy.run_key(seq) for seq in self.running]
         if keys != sorted(set(keys)):
             raise RuntimeError(f"the running list is out of order: {keys}")
         seats = sum(seq.num_seats for seq in self.running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fake_model
 import numpy as np
+from cache_oracle import CacheOracle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +19,7 @@ from kvscope.engine import EventKind, RequestRefused, SamplingParams
 from kvscope.engine.events import Cause
 from kvscope.engine.kvcache.eviction import STRATEGIES
 from kvscope.engine.request import Request
+from kvscope.engine.scheduling.policies import POLICIES, VICTIMS
 
 EOS = 5
 PREFIX = [7, 3, 7, 3, 1, 2, 7, 3, 9, 9, 4, 4, 8, 6]
@@ -35,8 +37,13 @@ options = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "enable_prefix_caching": st.sampled_from([True, True, False]),
         "prefix_cache": st.sampled_from(["hash", "radix"]),
-        "eviction_policy": st.sampled_from(sorted(STRATEGIES.keys() - {"priority"})),
+        "eviction_policy": st.sampled_from(sorted(STRATEGIES)),
         "watermark": st.sampled_from([0.0, 0.01, 0.3]),
+        "scheduling_policy": st.sampled_from(["fcfs", "fcfs", *POLICIES]),
+        "max_skips": st.sampled_from([0, 0, 2]),
+        "preemption_victim": st.sampled_from(sorted(VICTIMS)),
+        "max_preemptions": st.sampled_from([0, 0, 2]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
         "windows": st.sampled_from([(0,), (0,), (0, 0), (0, 5), (3,), (1, 0, 8)]),
     }
 )
@@ -48,7 +55,10 @@ class Schedules(RuleBasedStateMachine):
     @initialize(options=options)
     def start(self, options):
         self.windows = options["windows"]
+        if not options["enable_prefix_caching"] and POLICIES[options["scheduling_policy"]].arrange:
+            options = options | {"scheduling_policy": "fcfs"}
         self.core = self.make_core(options)
+        self.oracle_of_cache = CacheOracle(self.core)
         self.model = self.core.runner.model
         self.requests: dict[int, Request] = {}
         self.cut: dict[tuple[int, int], int] = {}  # samples ended from outside: (request, child) -> tokens kept
@@ -99,8 +109,9 @@ class Schedules(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 1),
         salt=st.sampled_from([None, None, "a", "b"]),
+        priority=st.integers(0, 2),
     )
-    def submit(self, prompt, max_tokens, n, stop, ignore_eos, min_tokens, salt):
+    def submit(self, prompt, max_tokens, n, stop, ignore_eos, min_tokens, salt, priority):
         params = SamplingParams(
             n=n,
             temperature=0.0 if n == 1 else 1.0,
@@ -110,7 +121,7 @@ class Schedules(RuleBasedStateMachine):
             min_tokens=min_tokens,
         )
         try:
-            request_id = self.core.add_request(prompt, params, cache_salt=salt)
+            request_id = self.core.add_request(prompt, params, cache_salt=salt, priority=priority)
         except RequestRefused as refusal:
             assert str(refusal.needed) in str(refusal) and str(refusal.available) in str(refusal)
             return
@@ -124,7 +135,8 @@ class Schedules(RuleBasedStateMachine):
         output = self.core.step()
         assert output.scheduled, "I8: a step with work computes something"
         events = self.core.events.since(first_event)[0]
-        assert not (output.preempted and any(e.kind in (EventKind.ADMITTED, EventKind.RESUMED) for e in events))
+        entered = any(e.kind in (EventKind.ADMITTED, EventKind.RESUMED) for e in events)
+        assert not (entered and any(e.kind is EventKind.PREEMPTED and e.cause is Cause.NO_FREE_BLOCK for e in events))
         assert sum(output.scheduled.values()) <= self.core.config.max_num_batched_tokens
         for request_id, tokens in output.new_tokens.items():
             for child, token_id in tokens:
@@ -187,6 +199,7 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def books_balance(self):
         self.core.check_integrity()
+        self.oracle_of_cache.follow(self.requests)
         self.check_pages()
         for seq in self.core.scheduler.running:
             assert seq.num_cached_tokens < seq.num_tokens  # I5

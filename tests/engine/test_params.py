@@ -120,7 +120,7 @@ def test_contradictions_name_both_sides():
         ("dtype", "int3", "must be one of 'auto', 'float32', 'bfloat16'"),
         ("device", "tpu", "must be one of 'auto', 'cpu', 'cuda'"),
         ("kernels", "fast", "must be one of"),
-        ("scheduling_policy", "priority", "must be one of 'fcfs'"),
+        ("scheduling_policy", "lifo", "must be one of 'fcfs'"),
         ("logprobs_mode", "raw", "must be one of 'raw_logprobs', 'processed_logprobs'"),
         ("block_size", 0, "an integer of at least 1"),
         ("block_size", "16", "an integer of at least 1"),
@@ -143,7 +143,9 @@ def test_a_wrong_engine_option_names_itself(option, value, words):
 
 
 def test_unknown_options_are_named_with_the_known_ones():
-    with pytest.raises(TypeError, match=r"unknown option 'blocksize'; the options are .*block_size, cache_salt, device"):
+    with pytest.raises(
+        TypeError, match=r"unknown option 'blocksize'; the options are .*block_size, cache_salt, device"
+    ):
         EngineConfig.from_options("default", {"blocksize": 16})
     with pytest.raises(TypeError, match=r"unknown option 'weights_source'"):
         EngineConfig.from_options("default", {"weights_source": "x"})
