@@ -98,7 +98,7 @@ _REASONS = {
     Cause.TOKEN_BUDGET: "the token budget of this step is used up",
     Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
     Cause.AFTER_PREEMPTION: "a step that preempts admits nobody",
-    Cause.BATCH_RUNNING: "nobody joins a static batch before all of it have ended",
+    Cause.BATCH_RUNNING: "the static batch still runs",
     Cause.PRIORITY: "another with a better priority needed its place", Cause.DEADLINE: "its deadline has passed", Cause.EOS: "the model ended its answer",
     Cause.STOP_TOKEN: "it reached a stop token", Cause.STOP_STRING: "it reached a stop string",
     Cause.LENGTH: "it reached its longest length", Cause.FINISHED: "its reader finished",
