@@ -19,6 +19,7 @@ from kvscope.workbench.theme import DARK, LIGHT, OwnerSlots
 from kvscope.workbench.tick import Tick
 from kvscope.workbench.views.base import Frame, Selection
 from kvscope.workbench.views.header import Status
+from kvscope.workbench.views.requests import Requests
 
 
 class FakeHandle:
@@ -290,6 +291,17 @@ def test_a_page_that_opens_on_a_paused_engine_tells_the_newest_step():
     quiet = [e for e in events if e.step < 108] + [Event(10**6, 108, 0.0, EventKind.STEP, numbers={"decode_tokens": 3})]
     line.update(Frame(engine.snapshot(), quiet))
     assert line.text.startswith("Step 108 computed 3 tokens")
+
+
+def test_a_request_that_arrives_after_the_snapshot_has_not_finished():
+    engine, view = Engine(), Requests()
+    for _ in range(20):
+        engine.step()
+    snapshot = engine.snapshot()
+    count = Requests()
+    count.update(Frame(snapshot))
+    view.update(Frame(snapshot, [Event(10**6, 20, 0.0, EventKind.SUBMITTED, request_id=99)]))
+    assert view.num_finished == count.num_finished
 
 
 def test_the_log_says_what_it_has_nothing_of():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from bokeh.models import Div
+from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import RequestState
 
@@ -17,6 +18,7 @@ from ..markup import chip, esc, plural
 from ..theme import LIGHT, Theme
 from .base import ENDED, Frame, View, capped
 
+_ENDS = (EventKind.FINISHED, EventKind.CANCELLED, EventKind.FAILED, EventKind.REFUSED)
 _TAIL = 60  # characters of the newest text in a row
 _TEXT_EVERY = 0.25  # seconds between refreshes of the text while the engine runs
 
@@ -44,11 +46,13 @@ class Requests(View):
         self.frame = frame
         groups = live_requests(frame)
         live = {group[0].id for group in groups}
-        # Ids only grow and none is used twice, so this holds however many events were skipped.
-        self._last_id = max(self._last_id, *live, *(event.request_id for event in frame.events), 0)
+        # Ids only grow and none is used twice, so this holds however many events were skipped. Events may be newer than the
+        # snapshot: a request that has only just arrived is not in it, and has not finished.
+        ended = (event.request_id for event in frame.events if event.kind in _ENDS)
+        self._last_id = max(self._last_id, *live, *ended, 0)
         counters = frame.snapshot.counters
         known = counters.get("vllm:num_requests_running", len(live)) + counters.get("vllm:num_requests_waiting", 0)
-        self.num_finished = max(self.num_finished, self._last_id - int(known))
+        self.num_finished = max(self.num_finished, self._last_id - max(int(known), len(live)))
         if frame.now - self._tails_at >= _TEXT_EVERY or not frame.running:
             self._tails_at = frame.now
             self._tails = {request_id: self._tail(request_id) for request_id in live}
