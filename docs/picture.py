@@ -37,7 +37,18 @@ def main() -> None:
     folder, port = Path(tempfile.mkdtemp()), free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}",
                "--IdentityProvider.token=picture", f"--ServerApp.root_dir={folder}"]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    news = folder / ".settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false"}')  # else JupyterLab asks in the picture whether it may fetch them
+    environment = os.environ | {"JUPYTERLAB_SETTINGS_DIR": str(folder / ".settings")}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        take(folder, port, server)
+    finally:
+        server.terminate()
+
+
+def take(folder: Path, port: int, server: subprocess.Popen) -> None:
     while not re.search(r"/lab\?token=", server.stdout.readline()):
         pass
     with sync_playwright() as playwright:
@@ -52,13 +63,10 @@ def main() -> None:
         lab.run_cell(watched, 1)
         page.wait_for_selector(".jp-InputPrompt >> text=[2]:", timeout=120_000)
         page.locator(".jp-WindowedPanel-outer").first.evaluate("(panel) => panel.scrollTo(0, 0)")
-        page.get_by_role("button", name="No", exact=True).click(
-            timeout=20_000
-        )  # JupyterLab asks whether it may fetch its news
-        time.sleep(3)
+        time.sleep(4)
         page.screenshot(path=HERE / "workbench.png")
+        lab.shut_kernels()
         browser.close()
-    server.terminate()
 
 
 if __name__ == "__main__":
