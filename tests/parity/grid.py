@@ -3,7 +3,8 @@
 A setting is one point of: block size × chunk budget × prefix cache × pool × company. Seven prompts of 1 to 60 tokens, two
 of them sharing a prefix of 33, 24 new tokens each; oracle ids come from transformers, one prompt at a time.
 
-cache    off; cold (on, nothing in it); warm (on, and all requests have run before)
+cache    off; cold (on, nothing in it); warm (on, and all requests have run before); the same with a radix tree, whose hits end
+         inside blocks
 pool     ample; small: too small for the seven, so that some lose their blocks and are computed again. Alone nobody takes
          blocks away, so there the request is preempted by hand, twice, in a pool that it just fits
 company  alone: the main prompt by itself; among 7: with the six others, which arrive one a step
@@ -47,6 +48,11 @@ SETTINGS = [
     for point in itertools.product(
         (1, 3, 4, 16, 32), (7, 64, 512), ("off", "cold", "warm"), ("ample", "small"), ("alone", "among7")
     )
+] + [
+    Setting(*point)
+    for point in itertools.product(
+        (1, 3, 4, 16), (7, 64), ("radix-cold", "radix-warm"), ("ample", "small"), ("alone", "among7")
+    )
 ]
 
 
@@ -59,7 +65,7 @@ def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
     """Serve the requests of one setting; assert oracle ids, and that the setting was what it says it is."""
     prompts = [MAIN] if setting.company == "alone" else [MAIN, *MATES]
     core = make_core(model, kernels, setting, prompts)
-    if setting.cache == "warm":
+    if setting.cache.endswith("warm"):
         assert serve(core, prompts)[0] == expected(folder)[: len(prompts)]
     outputs, preemptions, cached = serve(core, prompts, by_hand=(setting.pool, setting.company) == ("small", "alone"))
     assert outputs == expected(folder)[: len(prompts)]
@@ -70,8 +76,9 @@ def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
         assert (preemptions > 0) == (setting.pool == "small")
     if setting.cache == "off":
         assert cached == 0
-    if setting.cache == "warm" and setting.pool == "ample":
-        assert cached == sum((len(p) - 1) // setting.block_size * setting.block_size for p in prompts)
+    if setting.cache.endswith("warm") and setting.pool == "ample":
+        unit = 1 if setting.cache.startswith("radix") else setting.block_size
+        assert cached == sum((len(p) - 1) // unit * unit for p in prompts)
     core.check_integrity()
 
 
@@ -89,6 +96,7 @@ def make_core(model: Model, kernels: Ops, setting: Setting, prompts: list[list[i
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=setting.chunk,
         enable_prefix_caching=setting.cache != "off",
+        prefix_cache="radix" if setting.cache.startswith("radix") else "hash",
         watermark=0,  # admit as many as fit, so that they run out of blocks when they grow
     )
     spec = model.spec
