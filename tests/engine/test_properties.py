@@ -10,6 +10,7 @@ import tiny
 import torch
 from kvscope.engine import EngineConfig, EngineCore
 from kvscope.engine.kvcache import prefix_hash
+from kvscope.engine.kvcache.eviction import STRATEGIES
 from kvscope.engine.kvcache.storage import KVStorage
 from kvscope.engine.models.hub import ModelFiles
 from kvscope.engine.models.loader import load_model
@@ -109,3 +110,17 @@ def test_many_random_schedules_where_every_hash_collides(colliding_hash):
 @pytest.mark.full
 def test_many_random_schedules_of_a_llama(llama):
     check(LlamaSchedules, 300, 50)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", sorted(STRATEGIES))
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_hundred_thousand_operations_of_both_caches(prefix_cache, policy):
+    """8,400 a strategy and cache; each admission is held against a list of all cached texts."""
+
+    class OfOneKind(Schedules):
+        def make_core(self, options):
+            kind = {"enable_prefix_caching": True, "prefix_cache": prefix_cache, "eviction_policy": policy}
+            return super().make_core(options | kind)
+
+    check(OfOneKind, 140, 60)
