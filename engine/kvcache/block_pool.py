@@ -169,14 +169,28 @@ class BlockPool:
                 f"block {block} cannot lose its text before the {self.num_after[block]} that continue it"
             )
         self.is_cached[block] = 0
-        before = self.before[block]
-        self.num_after[before] -= 1
-        if before != NULL_BLOCK and not self.num_after[before] and not self.ref_count[before]:
-            self._cached.add(before)  # it is an end of text now
+        self._detach(block)
         if self.ref_count[block] == 0:
             self._cached.remove(block)
             self.num_free_cached -= 1
             self._empty_out(block)
+
+    def move(self, block: int, before: int) -> None:
+        """The free block continues the same text in another block from now on, which so was used just now."""
+        self._detach(block)
+        self.before[block] = before
+        self.num_after[before] += 1
+        while before != NULL_BLOCK and not self.ref_count[before]:
+            self.last_use[before] = self._count_use()
+            self._cached.remove(before)
+            self._cached.add(before)
+            before = self.before[before]
+
+    def _detach(self, block: int) -> None:
+        before = self.before[block]
+        self.num_after[before] -= 1
+        if before != NULL_BLOCK and not self.num_after[before] and not self.ref_count[before]:
+            self._cached.add(before)  # it is an end of text now
 
     def after(self, block: int) -> list[int]:
         """Cached blocks that continue the text of this one. O(number of blocks): for rare operations."""

@@ -51,7 +51,7 @@ class BlockTables(CachedText):
         metrics: Metrics,
     ):
         pool = BlockPool(num_blocks, eviction_policy)
-        cache = PREFIX_CACHES[prefix_cache](num_blocks=num_blocks, block_size=block_size, groups=groups)
+        cache = PREFIX_CACHES[prefix_cache](before=pool.before, block_size=block_size, groups=groups)
         super().__init__(pool, cache, block_size, groups, enable_prefix_caching, journal, metrics)
         self.chunk = chunk  # most tokens of a sequence in one step
         self.block_bytes = block_bytes
@@ -268,8 +268,8 @@ class BlockTables(CachedText):
         pool = self.pool
         is_free = pool.release(block, self.journal.step)
         if is_free:
-            if pool.is_cached[block] and not pool.num_after[block] and self.cache.is_spare(block):
-                self._uncache(block, Cause.SAME_TEXT, {"idle_steps": 0})
+            if pool.is_cached[block]:
+                self._give_up_spare(block)
             self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block, pool.generation[block],
                               cause, {"cached": pool.is_cached[block]})  # fmt: skip
         return is_free

@@ -83,6 +83,15 @@ class CachedText:
         self._uncache(block, self.pool.why_evicted(block), numbers)
         self.metrics.count("kvscope:blocks_evicted_total")
 
+    def _give_up_spare(self, block: int) -> None:
+        """Nobody reads this block any more. Its text goes when another block holds it too and nothing continues it; else,
+        where another holds the text before it, it continues that one from now on, so that its own can go."""
+        pool, before = self.pool, self.pool.before[block]
+        if self.cache.twin(block) and not pool.num_after[block]:
+            self._uncache(block, Cause.SAME_TEXT, {"idle_steps": 0})
+        elif before != NULL_BLOCK and (twin := self.cache.twin(before)):
+            pool.move(block, twin)
+
     def withdraw(self, seq: Sequence, cause: Cause, num_tokens: int = 0) -> None:
         """The text of the sequence is not to be found any more from the block that token `num_tokens` is in, nor what goes
         on from there, whoever else reads it. Which blocks it had before they fell out of a window is not known any more,

@@ -2,8 +2,8 @@
 
 A cache maps text to the blocks that hold its KV, and knows why it found no more. It decides nothing about blocks: it says
 which ones can be found from now on, and is told which ones can no longer. Text that continues other text is found only
-through it, so every published block names the one `before` it in its KV group; in a group with a window blocks stand for
-themselves. Knows tokens and block ids: no request, no tensor, no reference count.
+through it, so every published block names the one before it in its KV group; in a group with a window blocks stand for
+themselves. The cache gets the pool's `before`, which says so for all published blocks. Knows tokens and block ids: no request, no tensor, no reference count.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class PrefixCache(Protocol):
     def group_of(self, block: int) -> int:
         """The KV group of a block that can be found."""
 
-    def is_spare(self, block: int) -> bool:
-        """Should this block's text be given up once nobody reads it and nothing continues it, because another holds it?"""
+    def twin(self, block: int) -> int:
+        """Another block that holds the same text, for whose sake this one is given up when nobody reads it; 0 none."""
 
     def forget(self, block: int, step: int) -> None:
         """The block cannot be found any more."""

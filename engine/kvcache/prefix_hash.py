@@ -79,17 +79,16 @@ class HashedText(Text):
 
 
 class PrefixIndex:
-    """Text → blocks, for a pool of `num_blocks` blocks of `block_size` tokens and a model with these KV groups."""
+    """Text → blocks, for a pool of blocks of `block_size` tokens, as many as `before` says something of, and these KV groups."""
 
-    def __init__(
-        self, *, num_blocks: int, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None
-    ):
+    def __init__(self, *, before: array, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None):
+        num_blocks = len(before)
+        self.before = before
         self.block_size = block_size
         self.groups = groups
         self._full = [g for g, group in enumerate(groups) if not group.window]
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[PrefixNode | None] = [None] * num_blocks
-        self._before = [0] * num_blocks  # the block before a published one in the table it was published with
         self._buckets: dict[bytes, list[PrefixNode]] = {}  # more than one node: their keys collided
         self._tombstones: OrderedDict[PrefixNode, None] = OrderedDict()
         self._roots: WeakValueDictionary[ExtraKeys, PrefixNode] = WeakValueDictionary()
@@ -160,7 +159,7 @@ class PrefixIndex:
             return [0] * first + [node.blocks[group][0] for node in nodes[first:]]
         table = [nodes[-1].blocks[group][0]]
         while len(table) < len(nodes):
-            table.append(self._before[table[-1]])
+            table.append(self.before[table[-1]])
         return table[::-1]
 
     def _first_visible(self, group: int, num_blocks: int) -> int:
@@ -225,7 +224,6 @@ class PrefixIndex:
                     before = table[logical - 1] if logical and not self.groups[group].window else 0
                     node.blocks[group].append(block)
                     self._node_of[block] = node
-                    self._before[block] = before
                     change.published.append(Published(group, logical, block, before))
         text.num_blocks = len(text.nodes)
         self.num_published += len(change.published)
@@ -251,8 +249,8 @@ class PrefixIndex:
     def group_of(self, block: int) -> int:
         return next(g for g, holders in enumerate(self._node_of[block].blocks) if block in holders)
 
-    def is_spare(self, block: int) -> bool:
-        return False  # as vLLM does: it is kept until it is evicted
+    def twin(self, block: int) -> int:
+        return 0  # all that hold it are kept until they are evicted, as in vLLM
 
     def forget(self, block: int, step: int) -> None:
         node = self._node_of[block]

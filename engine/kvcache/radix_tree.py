@@ -37,17 +37,16 @@ MAX_ROOTS_COMPARED = 16
 
 
 class RadixTree:
-    """Text → blocks, for a pool of `num_blocks` blocks of `block_size` tokens and a model with these KV groups."""
+    """Text → blocks, for a pool of blocks of `block_size` tokens, as many as `before` says something of, and these KV groups."""
 
-    def __init__(
-        self, *, num_blocks: int, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None
-    ):
+    def __init__(self, *, before: array, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None):
+        num_blocks = len(before)
+        self.before = before
         self.block_size = block_size
         self.groups = groups
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[RadixNode | None] = [None] * num_blocks
         self._place = [(0, 0)] * num_blocks  # (group, logical) of a published block
-        self._before = [0] * num_blocks  # the block before a published one in the table it was published with
         self._tombstones: OrderedDict[RadixNode, None] = OrderedDict()  # what follows a tombstone is older than it
         self._roots: WeakValueDictionary[ExtraKeys, RadixNode] = WeakValueDictionary()
         self.num_published = 0
@@ -87,7 +86,7 @@ class RadixTree:
             table[:first] = [0] * first
             if not group.window:  # of blocks that hold the same, those that were published one after the other
                 for logical in range(len(table) - 1, 0, -1):
-                    table[logical - 1] = self._before[table[logical]]
+                    table[logical - 1] = self.before[table[logical]]
         parts: dict[int, int] = {}
         for node in live:
             parts[node.computed_for] = parts.get(node.computed_for, 0) + max(0, min(node.end, matched) - node.start)
@@ -156,7 +155,7 @@ class RadixTree:
                 if block and self._node_of[block] is None and not (end % size and self._tail(node, group, logical)):
                     before = table[logical - 1] if logical and not self.groups[group].window else 0
                     node.cell(group, logical).append(block)
-                    self._node_of[block], self._place[block], self._before[block] = node, (group, logical), before
+                    self._node_of[block], self._place[block] = node, (group, logical)
                     change.published.append(Published(group, logical, block, before))
         self.num_published += len(change.published)
         text.num_blocks = num_tokens // size
@@ -209,8 +208,9 @@ class RadixTree:
     def group_of(self, block: int) -> int:
         return self._place[block][0]
 
-    def is_spare(self, block: int) -> bool:
-        return len(self._node_of[block].cell(*self._place[block])) > 1
+    def twin(self, block: int) -> int:
+        holders = self._node_of[block].cell(*self._place[block])
+        return next((other for other in holders if other != block), 0)
 
     def _drop(self, block: int) -> RadixNode:
         node, self._node_of[block] = self._node_of[block], None

@@ -55,24 +55,23 @@ class CacheOracle:
         text = tuple(seq.token_ids[:total])
         best = self.longest(seq.request.extra_keys, text)
         assert cached < total  # I5
-        if (
-            self.core.config.prefix_cache == "hash"
-            or (len(self.core.tables.groups) == 1
-            and not self.core.tables.groups[0].window)
+        if self.core.config.prefix_cache == "hash" or (
+            len(self.core.tables.groups) == 1 and not self.core.tables.groups[0].window
         ):
             is_cut = miss is not None and miss.cause is Cause.NO_FREE_BLOCK
             assert cached == (best // self.size * self.size if is_cut else best)
-        else:  # a hit that is not whole in every group ends with a full block
-            assert best // self.size * self.size <= cached <= best
+        else:  # a hit that some group does not hold is cut to full blocks
+            assert self.longest(seq.request.extra_keys, text, self.size) <= cached <= best
+            assert self._is_whole(seq.request.extra_keys, text[:cached])
         if miss is not None and miss.cause is Cause.EVICTED:
             start = text[: cached + 1]
             assert any(keys == seq.request.extra_keys and ever[: len(start)] == start for keys, ever in self.ever)
         if miss is None and self.core.config.prefix_cache == "radix":
             assert cached == total - 1, "whoever found less knows why"
 
-    def longest(self, keys, text) -> int:
+    def longest(self, keys, text, step=None) -> int:
         """The longest start of the text, short of its last token, that can be found: by trying all."""
-        step = self.size if self.core.config.prefix_cache == "hash" else 1
+        step = step or (self.size if self.core.config.prefix_cache == "hash" else 1)
         lengths = range((len(text) - 1) // step * step, 0, -step)
         return next((length for length in lengths if self._is_whole(keys, text[:length])), 0)
 

@@ -127,6 +127,14 @@ class Schedules(RuleBasedStateMachine):
             return
         self.requests[request_id] = self.core.get(request_id)
 
+    @precondition(lambda self: self.requests)
+    @rule(copies=st.integers(1, 3), max_tokens=st.integers(1, 9))
+    def burst(self, copies, max_tokens):
+        """The latest prompt again, several times at once: nobody finds what the others have yet to compute."""
+        prompt = list(self.requests.values())[-1].prompt_token_ids
+        for copy in range(copies):
+            self.submit(prompt, max_tokens, 1, [copy], False, 0, None, copy)
+
     @precondition(lambda self: self.core.has_work)
     @rule()
     def step(self):

@@ -98,6 +98,18 @@ def test_text_in_the_middle_cannot_be_lost():
     assert pool.after(2) == [3] and pool.after(3) == [] and pool.after(1) == [2]
 
 
+@pytest.mark.parametrize("policy", STRATEGIES)
+def test_a_block_may_continue_the_same_text_in_another_block(policy):
+    pool = BlockPool(8, policy)
+    text(pool, length=2)  # blocks 1 and 2
+    text(pool, length=3)  # blocks 3, 4 and 5; 4 holds what 2 holds
+    pool.move(5, 2)
+    pool.uncache(4)
+    pool.uncache(3)
+    gone = order(pool)
+    assert gone.index(5) < gone.index(2) < gone.index(1), "what has text after it now was used as late as that"
+
+
 def test_text_needs_a_reader_and_so_does_what_it_continues():
     pool = BlockPool(4)
     text(pool)

@@ -14,13 +14,14 @@ class Library:
 
     def __init__(self, windows: tuple[int, ...] = (0,), **options):
         groups = tuple(KVGroup((g,), 1, 1, window) for g, window in enumerate(windows))
-        self.index = PrefixIndex(num_blocks=64, block_size=2, groups=groups, **options)
+        self.index = PrefixIndex(before=array("i", bytes(4 * 64)), block_size=2, groups=groups, **options)
 
     def publish(self, tokens, blocks, *, salt=None, request=1):
         """Publish a text block by block; `blocks` holds one id (or one a group) per block."""
         text = self.text(tokens, salt)
         tables = list(zip(*(block if isinstance(block, tuple) else (block,) for block in blocks), strict=True))
-        self.index.publish(text, 2 * len(blocks), tables, request)
+        for published in self.index.publish(text, 2 * len(blocks), tables, request).published:
+            self.index.before[published.block] = published.before
         self.index.check_integrity()
         return text.nodes[-1]
 

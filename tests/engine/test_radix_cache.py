@@ -110,8 +110,22 @@ def test_equal_prompts_in_one_step_keep_their_own_blocks_and_the_spare_ones_are_
     core.step()
     assert table(core, 1) == [1, 2] and table(core, 2) == [3, 4]
     run(core)
-    assert texts(core) == {1: 4, 2: 8, 5: 9}
-    assert [e.block_id for e in events(core, EventKind.EVICTED) if e.cause is Cause.SAME_TEXT] == [4, 3]
+    assert texts(core) == {3: 4, 4: 8, 5: 9}
+    spare = [e.block_id for e in events(core, EventKind.EVICTED) if e.cause is Cause.SAME_TEXT]
+    assert spare == [2, 1], "the first to go left the text to the other, and its end, block 5, goes on from there"
+
+
+def test_an_answer_hangs_on_the_one_prompt_that_is_kept():
+    core = radix()
+    for max_tokens in (7, 8):
+        core.add_request(
+            [1, 2, 3, 4, 5, 6, 7, 8], SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=max_tokens)
+        )
+    run(core)
+    first, second = (core.get(i).children[0].output_token_ids for i in (1, 2))
+    assert first[0] != second[0], "two answers to one prompt, which both computed"
+    assert sorted(texts(core).values()) == [4, 8, 12, 12, 14, 15]
+    core.check_integrity()
 
 
 def test_what_a_running_request_published_below_anothers_text_stays_reachable():
