@@ -245,8 +245,11 @@ class BlockTables(CachedText):
 
     def release(self, seq: Sequence, cause: Cause) -> tuple[int, int]:
         """Drop all blocks of the sequence, the last first, so that the end of a text is evicted before its start; the text
-        of the last, partly filled one may be published. Returns (blocks that became free, how many of these stay cached)."""
+        of the last, partly filled one may be published, unless another sample reads it too: that one is about to write into
+        it, and could not any more. Returns (blocks that became free, how many of these stay cached)."""
         num_tokens = min(seq.num_computed_tokens, seq.num_tokens)
+        if any(table and self.pool.ref_count[table[-1]] > 1 for table in seq.block_tables):
+            num_tokens -= num_tokens % self.block_size
         if self.enable_prefix_caching and num_tokens and cause is not Cause.FAILED:
             self._publish(seq, num_tokens, Cause.LEFT)
         freed = cached = 0

@@ -138,15 +138,15 @@ def test_what_a_running_request_published_below_anothers_text_stays_reachable():
     assert served(core, [1, 2, 3, 4, 5, 6, 7, 8, *core.get(2).children[0].output_token_ids[:6], 9], greedy(1)) >= 8
 
 
-def test_samples_that_share_a_cached_block_copy_it():
+def test_a_block_that_another_sample_is_about_to_write_is_not_published():
     core = radix()
     params = SamplingParams(n=2, max_tokens=5, seed=3)
     core.add_request([1, 2, 3, 4, 5, 6], params)
     core.step()
-    core.finish(1, 0, 1, Cause.STOP_STRING, "x")  # the shared block is published as it goes
-    assert texts(core)[2] == 6
+    core.finish(1, 0, 1, Cause.STOP_STRING, "x")
+    assert 2 not in texts(core)
     core.step()
-    assert [e.cause for e in events(core, EventKind.COPIED)] == [Cause.CACHED_WRITE]
+    assert not events(core, EventKind.COPIED), "the other is its only reader now, and writes in place"
     run(core)
     assert core.get(1).children[1].output_token_ids == reference([1, 2, 3, 4, 5, 6], params, request_id=1, child=1)
 
@@ -200,3 +200,15 @@ def test_each_strategy_gives_up_another_text_and_says_why(prefix_cache, policy, 
     core.step()
     first = next(e for e in events(core, EventKind.EVICTED) if e.numbers.get("needed_by") == 6)
     assert held[first.block_id] == victim and first.cause is cause
+
+
+def test_samples_that_fill_the_pool_go_on_when_one_of_them_loses_its_blocks():
+    core = radix(num_blocks=7, windows=(0, 0))
+    params = SamplingParams(n=2, temperature=1.0)
+    core.add_request([7, 3, 7, 3, 1, 2, 7, 3, 2], params)  # 3 blocks a group are all that there are
+    run(core)
+    for child in core.get(1).children:
+        expected = reference(
+            [7, 3, 7, 3, 1, 2, 7, 3, 2], params, max_tokens=4, request_id=1, child=child.child, windows=(0, 0)
+        )
+        assert child.output_token_ids == expected
