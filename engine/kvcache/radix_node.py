@@ -69,6 +69,18 @@ class RadixNode:
         self.children, self.lost = {lower.key: lower}, {}
         return lower
 
+    def is_alone_with(self, child: RadixNode) -> bool:
+        """Does nothing but this child follow, computed for the same request?"""
+        only = len(self.children) == 1 and not self.lost
+        return self.parent is not None and only and self.computed_for == child.computed_for
+
+    def absorb(self, child: RadixNode) -> None:
+        """Take in an only child that has no blocks yet: one edge for both."""
+        self.extend(child.tokens)
+        self.children, self.lost = child.children, child.lost
+        for grandchild in (*self.children.values(), *self.lost.values()):
+            grandchild.parent = self
+
     def check(self) -> None:
         """Raise RuntimeError where it contradicts itself or its children."""
         below = [*self.children.items(), *self.lost.items()]

@@ -167,7 +167,8 @@ class RadixTree:
         path, matched = walk(root, data)
         last = path[-1] if path else root
         was_lost, lost_step = last.is_lost, last.evicted_step
-        for node in (node for node in path if node.is_lost):
+        revived = [node for node in path if node.is_lost]
+        for node in revived:
             self._revive(node, computed_for)
         if matched < last.end and (matched < length or was_lost or self._lacks_tail(last, matched)):
             lower = self._split(last, matched)
@@ -178,6 +179,10 @@ class RadixTree:
         ]
         for block in superseded:
             self._drop(block)
+        for node in reversed(revived):  # they were lost block by block
+            if path[-1] is node and node.parent.is_alone_with(node):
+                node.parent.absorb(path.pop())
+        last = path[-1] if path else root
         if rest := data[matched * TOKEN_BYTES :]:
             if path and last.computed_for == computed_for and not last.children and not last.lost:
                 last.extend(rest)

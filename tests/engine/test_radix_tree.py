@@ -117,6 +117,16 @@ def test_lost_text_is_found_again_when_someone_publishes_it_again(library):
     assert library.look_up("abcdefghijklm") == (12, [3, 5, 6], None)
 
 
+def test_text_that_was_lost_block_by_block_comes_back_as_one_edge(library):
+    library.publish("abcdefghijkl", [1, 2, 3])
+    library.forget(3, 2)
+    library.publish("abcdefghijkl", [1, 4, 5], recorded=1)
+    assert library.edges() == ["abcdefghijkl[[1], [4], [5]]"]
+    library.forget(5, 4)
+    library.publish("abcdefghijxx", [1, 4, 5], recorded=1, request=2)
+    assert library.edges() == ["abcd[[1]]", "efghij[[4], []]", "xx[[5]]"], "another's computation, and another end"
+
+
 def test_a_partly_filled_end_is_superseded_by_a_fuller_block(library):
     assert library.publish("abcdef", [1, 2]) == ([1, 2], [])
     assert library.publish("abcdefgh", [1, 3], recorded=1, request=2) == ([3], [2])
