@@ -6,7 +6,7 @@ Pure and deterministic: no thread, no tokenizer, no clock that decides anything;
     flatten    the plan as flat arrays
     execute    copy blocks, write KV, attend: logits for the rows that are sampled
     sample     one token for every sample that has caught up with its text
-    apply      advance, publish full blocks, fork, finish, free
+    apply      advance, publish blocks, fork, finish, free
 
 A fault in a step (an exception, logits that are not finite) ends the requests that were in it, returns their blocks and
 leaves the core usable. Not thread-safe: one thread calls everything here, between or in steps.
@@ -217,7 +217,7 @@ class EngineCore:
         return self._live.get(request_id) or self._finished[request_id]
 
     def cancel(self, request_id: int, cause: Cause = Cause.USER) -> bool:
-        """End all samples of a request now; computed full blocks stay cached. False when it is over or unknown."""
+        """End all samples of a request now; what it computed stays cached. False when it is over or unknown."""
         request = self._live.get(request_id)
         if request is None:
             return False

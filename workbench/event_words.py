@@ -246,11 +246,15 @@ def _evicted(event: Event, context: Context) -> Sentence:
     if event.cause is Cause.LEAST_RECENTLY_USED and not idle:
         chosen = "It had just lost its last reader."
     else:
-        chosen = f"{_capital(_REASONS[event.cause])} ({_count(idle, 'step')})."
+        chosen = f"{_capital(_REASONS[event.cause])} ({_unused(event.cause)}{_count(idle, 'step')})."
     return Sentence(
         f"Block {event.block_id} was evicted because {_needed_by(event, context)} needed a block and none was free.",
         f"{chosen} Its text is no longer cached.",
     )
+
+
+def _unused(cause: Cause) -> str:
+    return "" if cause is Cause.LEAST_RECENTLY_USED else "unused for "
 
 
 def evicted_together(events: Sequence[Event], context: Context) -> Sentence:
@@ -265,7 +269,7 @@ def evicted_together(events: Sequence[Event], context: Context) -> Sentence:
     idle = sorted(_n(e, "idle_steps") for e in events)
     span = _count(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {_count(idle[-1], 'step')}"
     causes = {e.cause for e in events}
-    chosen = f"They {_REASONS[events[0].cause].removeprefix('it ')} ({span})."
+    chosen = f"They {_REASONS[events[0].cause].removeprefix('it ')} ({_unused(events[0].cause)}{span})."
     return Sentence(
         f"{len(blocks)} blocks{ids} were evicted because {who} needed room and none was free.",
         chosen if ids and len(causes) == 1 else f"They had been unused for {span}; the first was block {blocks[0]}.",
@@ -338,7 +342,7 @@ def _finished(event: Event, context: Context) -> Sentence:
     kept, freed = _n(event, "cached_blocks"), _n(event, "freed_blocks")
     return Sentence(
         f"{_who(event, context)} finished: {how}.",
-        f"{_were(kept, 'full block', 'stays stay')} cached; {_were(freed, 'block')} freed.",
+        f"{_were(kept, 'block', 'stays stay')} cached; {_were(freed, 'block')} freed.",
     )
 
 

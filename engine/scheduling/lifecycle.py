@@ -145,7 +145,7 @@ class Lifecycle:
             seq.cumulative_logprob = sum(p[t] for p, t in zip(seq.logprobs, seq.output_token_ids, strict=True))
 
     def cancel(self, request: Request, cause: Cause) -> None:
-        """End all samples that live; what they computed in full blocks stays cached."""
+        """End all samples that live; what they computed stays cached."""
         for seq in _live(request):
             seq.finish_cause = Cause.CANCELLED
             freed, cached = self._leave(seq, RequestStatus.CANCELLED, Cause.CANCELLED)
