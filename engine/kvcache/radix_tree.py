@@ -6,12 +6,12 @@ An edge is a run of tokens of any length; texts part where they differ, inside a
                                  └─ "x y"                                           5 [e f x y]
 
 A block belongs to the node that holds its last token: here 1 to the upper node, 2, 3 and 5 to the lower ones. Block 5
-begins with a copy of "e f", so every path has whole block tables; equal text may be in several blocks. A text that ends inside a block, such as "a b c d e",
-is found too: it reads block 2 or 5, and whoever goes on writing copies it first.
+begins with a copy of "e f", so every path has whole block tables. A text that ends inside a block, such as "a b c d e", is
+found too: it reads block 2 or 5, and whoever goes on writing copies it first.
 
 Text is lost block by block from the ends of the tree, and the tree follows: it lets go of tokens that no block holds. The
 lock of a path is the reference count of its blocks: readers hold every block from the root to their last one. A request
-that computed what the tree has already keeps its own blocks, and they hold the text too while it runs.
+that computed what the tree has already keeps its own blocks, which hold the text too until it leaves.
 
 Lost tokens stay as tombstones for a while (bounded), which is how a later miss can say when they were lost; publishing
 them again revives them. This module knows tokens and block ids: no request, no tensor.
