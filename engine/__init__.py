@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from .info import EngineInfo
     from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StepOutput
     from .request import RequestRefused
+    from .sampling.beam_search import BeamSearchParams
     from .sampling.params import SamplingParams
     from .sampling.structured import StructuredOutputsParams
     from .snapshot import BlockState, EngineSnapshot, RequestState
 
 _HOMES = {
+    "BeamSearchParams": ".sampling.beam_search",
     "BlockState": ".snapshot",
     "Cause": ".events",
     "CompletionOutput": ".outputs",
@@ -44,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamSearchParams",
     "BlockState",
     "Cause",
     "CompletionOutput",

@@ -35,6 +35,7 @@ from .request import Request, RequestRefused, RequestStatus
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.batch import Batch
+from .scheduling.beams import BeamLifecycle
 from .scheduling.door import Door
 from .scheduling.lifecycle import Lifecycle, sample_rows
 from .scheduling.plan import Plan
@@ -70,6 +71,7 @@ class EngineCore:
         self.runner = ModelRunner(model, storage)
         self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed, config.logprobs_mode)
         self.lifecycle = Lifecycle(self.scheduler, storage, self.counters)
+        self.beams = BeamLifecycle(self.lifecycle)
         self._live: dict[int, Request] = {}
         self._finished: OrderedDict[int, Request] = OrderedDict()
         self._num_finished_kept = max(MIN_FINISHED_KEPT, 2 * config.max_num_seqs)
@@ -96,8 +98,10 @@ class EngineCore:
             logits = self.runner.execute(batch)
             num_sampled = len(plan.sampled_rows)
             self.lifecycle.keep_prompt_logprobs(plan, logits[num_sampled:])
+            ranked = self.beams.rank(plan, logits[:num_sampled])
             sampled = self.sampler.sample(logits[:num_sampled], sample_rows(plan))
             self.lifecycle.apply(plan, sampled)
+            self.beams.apply(plan, ranked)
         return self._close_step(plan)
 
     def _open_step(self) -> Plan:
@@ -208,6 +212,8 @@ class EngineCore:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request_id))
         numbers = {"prompt_tokens": len(prompt_token_ids), "max_tokens": max_tokens, "n": params.n}
+        if request.beams is not None:
+            numbers["beam_width"] = params.n
         self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers, text=label)
         self.scheduler.add(request.children[0])
         return request_id
@@ -250,7 +256,8 @@ class EngineCore:
         running = [c for c in request.children if c.status is RequestStatus.RUNNING] if request else []
         self.journal.time = time.monotonic()
         for seq in reversed(running):
-            self.scheduler.preempt(seq, Cause.USER)
+            if seq.status is RequestStatus.RUNNING:  # beams went together
+                self.scheduler.preempt(seq, Cause.USER)
         return bool(running)
 
     def reset_prefix_cache(self) -> bool:

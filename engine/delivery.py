@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .events import Cause
 from .outputs import StepOutput
-from .record import RequestRecord
+from .record import BeamRecord, RequestRecord
 from .registry import RequestRegistry
 from .request import Request
 
@@ -32,7 +32,9 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
             record.status = "running"
             record.num_cached_tokens = request.num_cached_tokens
             try:
-                if tokens:
+                if request.beams is not None:
+                    _show_beams(request, record)
+                elif tokens:
                     _publish(core, request, record, tokens)
             except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
                 core.cancel(request_id)
@@ -47,6 +49,26 @@ def deliver_ends(core: EngineCore, registry: RequestRegistry, request_ids: Itera
             record, request = registry.live[request_id], core.get(request_id)
             if request.finished:
                 registry.end(record, request.status.value, request.error)
+
+
+def _show_beams(request: Request, record: RequestRecord) -> None:
+    """The beams as they stand, likeliest first; when the search is over, its hypotheses, best first. While it has lost its
+    blocks, the beams that it had stay."""
+    if request.beams is None or not request.has_forked:
+        return
+    if request.finished:
+        best_first = [(seq, seq.cumulative_logprob) for seq in request.children]
+    else:
+        beams = zip(request.children, request.beams.logprobs, strict=True)
+        best_first = sorted(beams, key=lambda beam: -beam[1])
+    with record.lock:
+        record.prompt_logprobs = request.prompt_logprobs
+        for sample, (seq, logprob) in zip(record.samples, best_first, strict=False):
+            assert isinstance(sample, BeamRecord)
+            sample.show(seq.output_token_ids, logprob)
+            if request.finished:
+                sample.finish(seq.finish_reason or "stop", seq.stop_reason)
+        record.publish()
 
 
 def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: list[tuple[int, int]]) -> None:

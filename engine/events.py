@@ -5,19 +5,20 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 
 | kind | about | cause | numbers |
 |---|---|---|---|
-| SUBMITTED | a request arrived | USER | prompt_tokens, max_tokens, n |
+| SUBMITTED | a request arrived | USER | prompt_tokens, max_tokens, n, beam_width (of a beam search) |
 | REFUSED | it can never fit, or is invalid | POOL_TOO_SMALL, CONTEXT_TOO_LONG, QUEUE_FULL, INVALID | needed, available |
 | ADMITTED | from waiting to running | CAPACITY | prompt_tokens, cached_tokens, waited_steps |
 | CACHE_HIT | prefix found, once per admission | PREFIX_MATCH | cached_tokens, prompt_tokens, blocks, computed_for (request id) |
 | CACHE_MISS | prefix not (wholly) found | NEVER_SEEN, EVICTED, SALT_DIFFERS, FIRST_DIFFERENCE, FULL_BLOCKS_ONLY, NO_FREE_BLOCK (for a copy of the last block) | matched_tokens, prompt_tokens, evicted_step, at_token |
 | ALLOCATED | a block was taken | PROMPT, DECODE, COPY_ON_WRITE, RECOMPUTE, RESERVED | logical (place in the table) |
 | SHARED | one more reader of a block | PREFIX_MATCH, FORK | ref_count |
-| FORKED | one request became n samples | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
+| FORKED | one request became n samples, or beams | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
+| FORKED | a beam goes on from another's text, in the place of one that was dropped | BEAM_SEARCH | parent (child), shared_blocks |
 | COPIED | copy-on-write; block_id is the copy | SHARED_WRITE, FORK, CACHED_WRITE | source, source_generation, tokens, bytes, reader (request id, −1 none), reader_child |
 | NULLED | a block fell out of its group's window: the null block takes its place in the table | OUT_OF_WINDOW | logical, window |
 | PUBLISHED | a block can now be found by its text | BLOCK_FULL, LEFT (partly filled, and its request goes) | logical, tokens |
 | EVICTED | a cached block lost its text | to make room, by what the strategy saw in it: LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED, FIRST_IN, MOST_RECENTLY_USED, NOT_HIT_TWICE, LOWEST_PRIORITY; else SUPERSEDED, SAME_TEXT, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; to make room: needed_by (request id), needed_by_child |
-| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, OUT_OF_WINDOW, COPY_ON_WRITE | cached (1: its text stays, 0: empty) |
+| FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, BEAM_SEARCH, OUT_OF_WINDOW, COPY_ON_WRITE | cached (1: its text stays, 0: empty) |
 | PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, PRIORITY, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
 | BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING | needed, available, reserved, behind (request id) |

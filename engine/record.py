@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .sampling.beam_search import BeamSearchParams
 from .sampling.params import SamplingParams
 from .text.prompts import EncodedPrompt
 from .text.sample_text import SampleText
@@ -81,6 +83,35 @@ class SampleRecord:
         )
 
 
+class BeamRecord(SampleRecord):
+    """One beam. It may be another text after every step, so its text is made when somebody looks, and comes as one piece at
+    the end."""
+
+    __slots__ = ("make_text",)
+
+    def __init__(self, index: int, make_text: Callable[[], SampleText] | None):
+        super().__init__(index, None, wants_logprobs=False)
+        self.make_text = make_text
+
+    def show(self, token_ids: list[int], logprob: float) -> None:
+        self.token_ids, self.cumulative_logprob = token_ids, logprob
+
+    def finish(self, reason: str, stop_reason: int | str | None) -> None:
+        super().finish(reason, stop_reason)
+        self.pieces = [self._read()]
+
+    def output(self) -> CompletionOutput:
+        output = super().output()
+        return output if self.pieces else replace(output, text=self._read())
+
+    def _read(self) -> str:
+        if self.make_text is None:
+            return ""
+        shown = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+        text = self.make_text()
+        return "".join(text.push(token_id)[0] for token_id in shown) + text.finish()
+
+
 class RequestRecord:
     """All samples of one request, its status, and those who wait for it."""
 
@@ -98,8 +129,10 @@ class RequestRecord:
         self.params = params
         self.priority = priority
         self.deadline = deadline  # seconds from its arrival
-        self.samples = [
-            SampleRecord(i, make_text(params) if make_text else None, params.logprobs is not None)
+        self.samples: list[SampleRecord] = [
+            BeamRecord(i, partial(make_text, params) if make_text else None)
+            if isinstance(params, BeamSearchParams)
+            else SampleRecord(i, make_text(params) if make_text else None, params.logprobs is not None)
             for i in range(params.n)
         ]
         self.status = "waiting"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .events import Cause
 from .outputs import RequestMetrics
+from .sampling.beam_search import BeamSearch, BeamSearchParams, common_prefix
 from .sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -163,8 +164,12 @@ class Sequence:
 
     @property
     def num_seats(self) -> int:
-        """Places of max_num_seqs that it needs: n for a request that has yet to fork."""
-        return 1 if self.request.has_forked else self.request.params.n
+        """Places of max_num_seqs that it needs: n for a request that has yet to fork. The first beam keeps the places of
+        those that are yet to come."""
+        request = self.request
+        if not request.has_forked:
+            return request.params.n
+        return 1 if request.beams is None or self.child else request.params.n + 1 - len(request.children)
 
     @property
     def finish_reason(self) -> str | None:
@@ -202,7 +207,10 @@ class Request:
         self.priority = priority  # the lowest number goes first
         self.deadline = deadline  # seconds, time.monotonic(); None: it may take as long as it takes
         self.num_prompt_tokens = len(self.prompt_token_ids)
-        self.has_forked = params.n == 1
+        self.beams: BeamSearch | None = None
+        if isinstance(params, BeamSearchParams):
+            self.beams = BeamSearch(params, max_tokens, eos_token_ids)
+        self.has_forked = params.n == 1 and self.beams is None
         self.num_cached_tokens = 0  # prompt tokens whose prefill was skipped at the first admission
         # Of the prompt's tokens in order, as far as they are known; nothing predicts the first. None: not asked for.
         self.prompt_logprobs: list[dict[int, float] | None] | None = None if params.prompt_logprobs is None else [None]
@@ -219,6 +227,25 @@ class Request:
     def lacks_prompt_logprobs(self) -> bool:
         """Are some still to come? Until they are all known the prompt is computed and never read from the prefix cache."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def advances_together(self) -> bool:
+        """Do its sequences compute the same number of tokens in the same steps? Beams do: they are compared."""
+        return self.beams is not None and self.has_forked
+
+    def suspend_beams(self) -> Sequence:
+        """One sequence in place of the beams, which have lost their blocks: it computes again what their texts have in
+        common, and they will fork from it."""
+        assert self.beams is not None
+        first, texts = self.children[0], [child.token_ids for child in self.children]
+        trunk = Sequence(self, 0, texts[0][: common_prefix(texts)], len(first.block_tables))
+        trunk.status, trunk.num_preemptions, trunk.last_token_time = (
+            first.status,
+            first.num_preemptions,
+            first.last_token_time,
+        )
+        self.beams.suspended, self.children, self.has_forked = texts, [trunk], False
+        return trunk
 
     @property
     def finished(self) -> bool:

@@ -118,6 +118,8 @@ def _because(event: Event) -> str:
 def _submitted(event: Event, context: Context) -> Sentence:
     n = _n(event, "n", 1)
     samples = f"{_count(n, 'sample')} of " if n > 1 else ""
+    if _n(event, "beam_width"):
+        samples = f"the best of {_count(n, 'beam')}, each of "
     return Sentence(
         f"{_request(event)} arrived with {_count(_n(event, 'prompt_tokens'), 'prompt token')}.",
         f"It asks for {samples}at most {_count(_n(event, 'max_tokens'), 'new token')}.",
@@ -203,6 +205,12 @@ def _shared(event: Event, context: Context) -> Sentence:
 
 def _forked(event: Event, context: Context) -> Sentence:
     samples, blocks = _n(event, "samples", 2), _n(event, "shared_blocks")
+    if "parent" in event.numbers:
+        name, parent = context.name(event.request_id, event.child), context.name(event.request_id, _n(event, "parent"))
+        return Sentence(
+            f"Beam {name} goes on from {parent} because several of the best texts begin like {parent}.",
+            f"They share {_count(blocks, 'block')}. The first write into a shared block will copy it.",
+        )
     what = "beams" if event.cause is Cause.BEAM_SEARCH else "samples"
     first, last = (sequence_label(event.request_id, child, forked=True) for child in (0, samples - 1))
     return Sentence(
@@ -282,6 +290,7 @@ def _freed(event: Event, context: Context) -> Sentence:
         Cause.FINISHED: f"{name} finished", Cause.CANCELLED: f"{name} was cancelled",
         Cause.PREEMPTED: f"{name} was preempted", Cause.FAILED: f"{name} failed",
         Cause.COPY_ON_WRITE: f"{name} writes into a copy now",
+        Cause.BEAM_SEARCH: f"a text of {name} was no longer among the best",
         Cause.OUT_OF_WINDOW: f"{name} does not look so far back any more",
     }.get(event.cause, _REASONS[event.cause])  # fmt: skip
     kept = "Its text stays cached." if _n(event, "cached") else "It is empty again."

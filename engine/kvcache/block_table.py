@@ -76,6 +76,11 @@ class BlockTables(CachedText):
         """The most blocks that a sequence of this many tokens ever holds at once, over all groups."""
         return sum(group.most_blocks(num_tokens, self.block_size, self.chunk) for group in self.groups)
 
+    def blocks_for_beams(self, num_common: int, num_tokens: int, count: int) -> int:
+        """The most blocks that `count` texts of `num_tokens` tokens hold at once when they share the first `num_common`."""
+        shared = num_common // self.block_size * sum(not group.window for group in self.groups)
+        return count * self.blocks_for(num_tokens) - (count - 1) * shared
+
     def held(self, seq: Sequence) -> int:
         """Blocks that stand in the sequence's tables, over all groups."""
         return sum(len(table) - table.count(NULL_BLOCK) for table in seq.block_tables)
@@ -140,6 +145,20 @@ class BlockTables(CachedText):
             for group, table in enumerate(tables):
                 table.append(self._take(seq, group, len(table), cause))
         return True
+
+    def needed_to_grow(self, sequences: list[Sequence], num_tokens: int) -> int:
+        """Free blocks that `grow` takes for all of these, whose tables hold equally many tokens: new blocks, and a copy of a
+        partly filled one for each of its readers but, where nobody else has a use for it, the last."""
+        pool, start = self.pool, sequences[0].num_computed_tokens
+        missing = -(-(start + num_tokens) // self.block_size) - len(sequences[0].block_tables[0])
+        needed = missing * len(self.groups) * len(sequences)
+        if start % self.block_size:
+            for group in range(len(self.groups)):
+                tails = [seq.block_tables[group][start // self.block_size] for seq in sequences]
+                for block in set(tails):
+                    readers = tails.count(block)
+                    needed += readers - (pool.ref_count[block] == readers and not pool.is_cached[block])
+        return needed
 
     def _take(self, seq: Sequence, group: int, logical: int, cause: Cause) -> int:
         pool = self.pool

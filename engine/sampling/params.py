@@ -13,6 +13,7 @@ from .structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
+MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class SamplingParams:
             self._set("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             _require(bool(self.allowed_token_ids), "allowed_token_ids", (), "a list of at least one token id, or None")
         self._set("bad_words", _bad_words(self.bad_words))
-        _require(self.n <= 64, "n", self.n, "an integer from 1 to 64")
+        _require(self.n <= MAX_SAMPLES, "n", self.n, f"an integer from 1 to {MAX_SAMPLES}")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or value <= MAX_LOGPROBS, name, value, _LOGPROBS)
@@ -134,7 +135,7 @@ _FLAGS = (
 _LOGPROBS = f"from 0 to {MAX_LOGPROBS}, or None"
 # field, least value (None: any), what it must be; a field whose default is None may be None
 _INTEGERS: tuple[tuple[str, int | None, str], ...] = (
-    ("n", 1, "an integer from 1 to 64"),
+    ("n", 1, f"an integer from 1 to {MAX_SAMPLES}"),
     ("top_k", -1, "-1 (off), 0 (off) or more"),
     ("seed", None, "an integer or None"),
     ("max_tokens", 1, "1 or more, or None"),

@@ -3,7 +3,9 @@
 The room of a request is the smaller of the model's context and the pool. The KV of the last token is never written, so
 a pool of B blocks of S tokens has room for B·S + 1 tokens. `max_tokens=None` means the room that the prompt leaves; an
 explicit `max_tokens` that does not fit is refused, not cut: whoever names a number gets it or a sentence with both
-numbers. Of a KV group with a window a request holds a bounded number of blocks, however long it is. n samples are not counted n times: they are preempted one by one, so the oldest always has the pool.
+numbers. Of a KV group with a window a request holds a bounded number of blocks, however long it is. n samples are not
+counted n times: they are preempted one by one, so the oldest always has the pool. Beams advance together, so all of them
+must fit at once, and what they surely share is the prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from ..config import EngineConfig
 from ..events import Cause
 from ..kvcache.block_table import BlockTables
 from ..request import RequestRefused
+from ..sampling.beam_search import BeamSearchParams
 from ..sampling.params import SamplingParams
 from .queue import WaitingQueue
 
@@ -44,14 +47,10 @@ class Door:
             raise RequestRefused(
                 "structured_outputs is not compiled: that needs a tokenizer, so Engine does it", Cause.INVALID
             )
-        if params.n > self.config.max_num_seqs:
-            raise RequestRefused(
-                f"n={params.n}: all samples run together, and max_num_seqs allows {self.config.max_num_seqs}",
-                Cause.INVALID, params.n, self.config.max_num_seqs,
-            )  # fmt: skip
+        self._check_together(params)
         self._check_context(num_prompt, params)
         self._check_pool(num_prompt, params)
-        max_tokens = params.max_tokens or self._room(num_prompt)
+        max_tokens = params.max_tokens or self._room(num_prompt, params)
         if params.min_tokens > max_tokens:
             raise RequestRefused(
                 f"min_tokens={params.min_tokens}: the prompt of {num_prompt} tokens leaves room for {max_tokens}",
@@ -59,10 +58,30 @@ class Door:
             )  # fmt: skip
         return max_tokens
 
-    def _room(self, num_prompt: int) -> int:
+    def _check_together(self, params: SamplingParams) -> None:
+        is_search = isinstance(params, BeamSearchParams)
+        if is_search and not self.tables.shares:
+            raise RequestRefused(
+                f"beam search forks in every step, and kv_allocator={self.config.kv_allocator!r} shares nothing: it needs "
+                f"kv_allocator='paged'",
+                Cause.INVALID,
+            )
+        for limit in ("max_num_seqs", "max_num_batched_tokens") if is_search else ("max_num_seqs",):
+            most = getattr(self.config, limit)
+            if params.n > most:
+                who = f"beam_width={params.n}: all beams" if is_search else f"n={params.n}: all samples"
+                raise RequestRefused(f"{who} run together, and {limit} allows {most}", Cause.INVALID, params.n, most)
+
+    def _room(self, num_prompt: int, params: SamplingParams) -> int:
         """The longest output that this prompt leaves room for, at least 1."""
         outputs = range(1, self.config.max_model_len - num_prompt + 1)
-        return bisect_right(outputs, self.tables.most_for_one, key=lambda n: self.tables.needs(num_prompt, n))
+        return bisect_right(outputs, self.tables.most_for_one, key=lambda n: self._blocks(num_prompt, n, params))
+
+    def _blocks(self, num_prompt: int, max_tokens: int, params: SamplingParams) -> int:
+        """The most blocks that must be had at once: for one sample, but for all beams."""
+        if isinstance(params, BeamSearchParams):
+            return self.tables.blocks_for_beams(num_prompt, num_prompt + max_tokens - 1, params.n)
+        return self.tables.needs(num_prompt, max_tokens)
 
     def _check_ids(self, field: str, token_ids: Collection[int]) -> None:
         if not token_ids:
@@ -85,7 +104,7 @@ class Door:
 
     def _check_pool(self, num_prompt: int, params: SamplingParams) -> None:
         size = self.config.block_size
-        needed, most = self.tables.needs(num_prompt, params.max_tokens or 1), self.tables.most_for_one
+        needed, most = self._blocks(num_prompt, params.max_tokens or 1, params), self.tables.most_for_one
         if needed > most:
             raise RequestRefused(
                 f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, {self.tables.limit_words} {most}",
@@ -115,6 +134,8 @@ class Door:
 
 def _what(num_prompt: int, params: SamplingParams) -> str:
     tokens = "1 token" if num_prompt == 1 else f"{num_prompt} tokens"
+    if isinstance(params, BeamSearchParams):
+        tokens += f" with beam_width={params.n}"
     if params.max_tokens is None:
         return f"a prompt of {tokens} and one more to generate need"
     return f"a prompt of {tokens} and max_tokens={params.max_tokens} need"

@@ -29,12 +29,14 @@ _NOTHING_LEFT = (
 
 
 def sample_rows(plan: Plan) -> list[SampleRow]:
-    """One row per token that the step will choose. A request that has yet to fork gives n rows that read the same logits:
+    """One row per token that the step will draw. A request that has yet to fork gives n rows that read the same logits:
     the first tokens of its samples."""
     rows = []
     for logits_row, row in enumerate(plan.sampled_rows):
         seq = plan.sequences[row]
         request, num_output = seq.request, seq.num_output_tokens
+        if request.beams is not None:  # they are ranked, all at once
+            continue
         masked = request.masked_token_ids if num_output < request.params.min_tokens else ()
         for child in range(seq.child, seq.child + seq.num_seats):
             rows.append(
@@ -68,9 +70,8 @@ class Lifecycle:
         """Advance every row of the plan and give the sampled ones their tokens, which go to `plan.new_tokens` too."""
         self.journal.time = time.monotonic()
         draws = iter(range(len(sampled.token_ids)))
-        chosen = [
-            (plan.sequences[row], list(islice(draws, plan.sequences[row].num_seats))) for row in plan.sampled_rows
-        ]
+        drawing = [plan.sequences[row] for row in plan.sampled_rows if plan.sequences[row].request.beams is None]
+        chosen = [(seq, list(islice(draws, seq.num_seats))) for seq in drawing]
         if sampled.exhausted:
             self.fail(_drawing(sampled.exhausted, chosen), ValueError(_NOTHING_LEFT))
         if sampled.invalid:  # whoever has failed already stays as it is
@@ -102,11 +103,18 @@ class Lifecycle:
         return list(request.children)
 
     def _accept(self, seq: Sequence, token_id: int, logprobs: dict[int, float] | None) -> None:
-        request, now = seq.request, self.journal.time
         seq.token_ids.append(token_id)
         if logprobs is not None and seq.logprobs is not None:
             seq.logprobs.append(logprobs)
             seq.cumulative_logprob += logprobs[token_id]
+        self.count_token(seq)
+        cause = _end(seq, token_id)
+        if cause is not Cause.NONE:
+            self.finish(seq, cause, token_id if cause is Cause.STOP_TOKEN else None)
+
+    def count_token(self, seq: Sequence) -> None:
+        """One more token came out."""
+        request, now = seq.request, self.journal.time
         self.metrics.count("vllm:generation_tokens_total")
         if request.metrics.first_token is None:
             request.metrics.first_token = now
@@ -114,9 +122,6 @@ class Lifecycle:
         if seq.last_token_time:
             self.metrics.observe("vllm:inter_token_latency_seconds", now - seq.last_token_time)
         seq.last_token_time = now
-        cause = _end(seq, token_id)
-        if cause is not Cause.NONE:
-            self.finish(seq, cause, token_id if cause is Cause.STOP_TOKEN else None)
 
     # --- the end of a sample --------------------------------------------------------------------------------------
 
@@ -130,10 +135,13 @@ class Lifecycle:
         seq.finish_cause, seq.stop_reason = cause, stop_reason
         if seq.status is RequestStatus.FINISHED:
             return
-        freed, cached = self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED)
+        self.tell_finished(seq, *self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED))
+
+    def tell_finished(self, seq: Sequence, freed: int, cached: int) -> None:
+        stop_reason = seq.stop_reason
         numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached,
                    "limit": seq.request.max_tokens}  # fmt: skip
-        self.journal.emit(EventKind.FINISHED, seq.request.id, seq.child, cause=cause, numbers=numbers,
+        self.journal.emit(EventKind.FINISHED, seq.request.id, seq.child, cause=seq.finish_cause, numbers=numbers,
                           text=stop_reason if isinstance(stop_reason, str) else "")  # fmt: skip
 
     def _truncate(self, seq: Sequence, num_tokens: int) -> None:
@@ -177,6 +185,11 @@ class Lifecycle:
     def _leave(self, seq: Sequence, status: RequestStatus, cause: Cause) -> tuple[int, int]:
         """Out of the scheduler, blocks returned: (blocks that became free, how many of these stay cached)."""
         counts = self.scheduler.remove(seq, cause)
+        self.end(seq, status)
+        return counts
+
+    def end(self, seq: Sequence, status: RequestStatus) -> None:
+        """It is over, and out of the scheduler already."""
         seq.status = status
         request = seq.request
         self.metrics.finished[_FINISHED_REASONS[seq.finish_reason]] += 1
@@ -190,7 +203,6 @@ class Lifecycle:
                     self.metrics.observe("vllm:request_time_per_output_token_seconds", request.metrics.tpot)
                 self.metrics.observe("vllm:request_prompt_tokens", request.num_prompt_tokens)
                 self.metrics.observe("vllm:e2e_request_latency_seconds", self.journal.time - request.metrics.arrival)
-        return counts
 
 
 def _drawing(draws: list[int], chosen: list[tuple[Sequence, list[int]]]) -> list[Request]:

@@ -13,6 +13,7 @@ Two passes over sequences, oldest first (or as `policies` says), share one budge
 A policy may first make way for whoever waits with a better priority, or keep prefill and decode in steps of their own.
 
 A sequence that was scheduled is never preempted in the same step: victims are younger than whoever needs the block.
+The beams of a request are scheduled, and preempted, all together or not at all.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Scheduler:
             self._schedule_running(plan)
         if len(plan.preempted) > displaced:
             blocked = Blocked(Cause.AFTER_PREEMPTION)
+            while self.running and not plan.sequences:  # whoever the budget was kept for has just left
+                self._schedule_running(plan)
         if self.policy.is_static:
             plan.padding_tokens = self._padding(plan)
         self._explain(blocked)
@@ -87,39 +90,59 @@ class Scheduler:
 
     def _schedule_running(self, plan: Plan, *, only_prefill: bool = False) -> tuple[int, int]:
         """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
-        budget, reserved, running, tables = self.config.max_num_batched_tokens, 0, self.running, self.tables
+        budget, reserved, running = self.config.max_num_batched_tokens, 0, self.running
         decodes = 0 if only_prefill else sum(not seq.is_prefill for seq in running)  # of those not yet looked at
         longest_chunk = self.config.long_prefill_token_threshold or budget
         i = 0
         while i < len(running) and budget:
             seq = running[i]
-            i += 1
+            together = self._together(seq)
+            i += len(together)
             if seq.is_prefill:
-                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, budget - decodes, longest_chunk)
+                left = (budget - decodes) // len(together)
+                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, left, longest_chunk)
                 cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
             elif only_prefill:
                 continue
             else:
-                num_tokens, cause = 1, Cause.DECODE
-                decodes -= 1
+                num_tokens, cause = min(1, budget // len(together)), Cause.DECODE
+                decodes -= len(together)
             if num_tokens > 0:
-                while not (has_blocks := tables.grow(seq, num_tokens, cause)):
+                while not (has_blocks := self._grow(together, num_tokens, cause)):
                     victim = choose_victim(
                         running[i:] or [seq], self.config.preemption_victim, self.config.max_preemptions
                     )
-                    decodes -= victim is not seq and not victim.is_prefill
+                    decodes -= 0 if victim is seq or victim.is_prefill else len(self._together(victim))
                     self.preempt(victim, Cause.NO_FREE_BLOCK, needed_by=seq)
                     plan.preempted.append(victim)
                     if victim is seq:
                         break
                 if not has_blocks:
                     break
-                plan.add(seq, num_tokens)
-                budget -= num_tokens
+                for member in together:
+                    plan.add(member, num_tokens)
+                budget -= num_tokens * len(together)
             if seq.is_prefill:
-                reserved += self.tables.still_to_take(seq)
+                reserved += sum(map(self.tables.still_to_take, together))
         reserved += sum(self.tables.still_to_take(seq) for seq in running[i:] if seq.is_prefill)
         return budget, reserved
+
+    def _together(self, seq: Sequence) -> list[Sequence]:
+        """The running sequences that stand or fall with this one, in order."""
+        return seq.request.children if seq.request.advances_together else [seq]
+
+    def _grow(self, together: list[Sequence], num_tokens: int, cause: Cause) -> bool:
+        if len(together) > 1 and self.tables.needed_to_grow(together, num_tokens) > self.tables.pool.num_free:
+            return False
+        return all(self.tables.grow(seq, num_tokens, cause) for seq in together)
+
+    def _blocks_of_beams(self, seq: Sequence) -> int:
+        """What the beams of a preempted request need beside the text that they have in common, which `seq` computes first."""
+        texts, tables = seq.request.beams.suspended if seq.request.beams else [], self.tables
+        if not texts:
+            return 0
+        whole = tables.blocks_for_beams(seq.num_tokens, len(texts[0]), len(texts))
+        return whole - tables.blocks_for(seq.num_tokens)
 
     def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
         """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""
@@ -161,7 +184,8 @@ class Scheduler:
             return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
         if not budget:
             return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
-        needed, available = self.tables.blocks_to_admit(seq, hit), self.tables.available(seq)
+        needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
+        available = self.tables.available(seq)
         kept = reserved + self.watermark if self.running else 0
         if needed + kept > available:
             return Blocked(Cause.NO_FREE_BLOCK, needed, max(0, available - kept), kept)
@@ -182,9 +206,11 @@ class Scheduler:
         if self._why_not(head, hit, seats + gained_seats, 1, reserved - gained):
             return
         while worse and self._why_not(head, hit, seats, 1, reserved):
-            victim = worse.pop()
-            seats += victim.num_seats
-            reserved -= self.tables.still_to_take(victim)
+            together = list(self._together(worse[-1]))
+            victim = together[0]
+            del worse[-len(together) :]
+            seats += sum(seq.num_seats for seq in together)
+            reserved -= sum(map(self.tables.still_to_take, together))
             self.preempt(victim, Cause.PRIORITY, needed_by=head)
             plan.preempted.append(victim)
 
@@ -242,11 +268,16 @@ class Scheduler:
     # --- leaving --------------------------------------------------------------------------------------------------
 
     def preempt(self, seq: Sequence, cause: Cause, needed_by: Sequence | None = None) -> None:
-        """Take a running sequence's blocks and put it back in the line; what it computed will be computed again."""
-        self.running.remove(seq)
-        recompute = seq.num_computed_tokens
-        released, _ = self.tables.release(seq, Cause.PREEMPTED)
-        seq.status = RequestStatus.PREEMPTED
+        """Take a running sequence's blocks and put it back in the line; what it computed will be computed again. Beams go all
+        together; what their texts have in common stands in the line for them."""
+        released, recompute, together = 0, seq.num_computed_tokens, self._together(seq)
+        for member in reversed(together):
+            self.running.remove(member)
+            released += self.tables.release(member, Cause.PREEMPTED)[0]
+            member.status = RequestStatus.PREEMPTED
+        if seq.request.advances_together:
+            seq = seq.request.suspend_beams()
+            recompute = seq.num_tokens + len(together) * (recompute - seq.num_tokens)
         seq.num_preemptions += 1
         seq.waiting_since_step = self.journal.step
         self.waiting.put_back(seq)
