@@ -3,7 +3,8 @@
 A cache maps text to the blocks that hold its KV, and knows why it found no more. It decides nothing about blocks: it says
 which ones can be found from now on, and is told which ones can no longer. Text that continues other text is found only
 through it, so every published block names the one before it in its KV group; in a group with a window blocks stand for
-themselves. The cache gets the pool's `before`, which says so for all published blocks. Knows tokens and block ids: no request, no tensor, no reference count.
+themselves. The cache reads the pool's `before`, which says so for all published blocks. Knows tokens and block ids: no
+request, no tensor, no reference count.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class HashedText(Text):
 
 
 class PrefixIndex:
-    """Text → blocks, for a pool of blocks of `block_size` tokens, as many as `before` says something of, and these KV groups."""
+    """Text → blocks, for blocks of `block_size` tokens in these KV groups; `before` is the pool's, an entry a block."""
 
     def __init__(self, *, before: array, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None):
         num_blocks = len(before)

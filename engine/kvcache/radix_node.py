@@ -6,11 +6,12 @@ from .prefix_cache import TOKEN_BYTES, common_tokens
 
 
 class RadixNode:
-    """Tokens `start` … `end` − 1 of a text. Each of `blocks[g][k]` holds, for group g, the tokens of the text's logical block
-    `start // block_size + k` up to `end`; there is none where a child's block holds them as well."""
+    """Tokens `start` … `end` − 1 of a text. Each of `blocks[g][k]` holds, for group g, the tokens of the text's logical
+    block `first_block + k` up to `end`; there is none where a child's block holds them as well."""
 
     __slots__ = (
-        "__weakref__", "block_size", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent", "start", "tokens",
+        "__weakref__", "block_size", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent",
+        "start", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: RadixNode | None, start: int, block_size: int, num_groups: int, computed_for: int):
