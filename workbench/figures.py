@@ -79,17 +79,24 @@ def lines(
     return figure
 
 
-def gantt(title: str, spans: Mapping[str, Sequence[tuple[float, float, str]]], *, x_label: str) -> Figure:
-    """A row per entry with its spans (start, end, what it did); each kind of doing has its hue and texture."""
+def gantt(
+    title: str, spans: Mapping[str, Sequence[tuple[float, float, str]]], *, x_label: str, until: float | None = None
+) -> Figure:
+    """A row per entry with its spans (start, end, what it did); each kind of doing has its hue and texture. `until` is the end
+    of the axis, for charts that are to be compared."""
+    from matplotlib.patches import Patch
+
     figure, axes = new_figure(title, height=1.2 + 0.3 * len(spans), x_label=x_label)
     kinds = list(dict.fromkeys(kind for row in spans.values() for _, _, kind in row))
+    looks = {
+        kind: {"facecolor": OWNER_HUES[i], "hatch": HATCHES[i % 5], "edgecolor": LIGHT.ink, "linewidth": 0.4}
+        for i, kind in enumerate(kinds)
+    }
     for name, row in spans.items():
         for start, end, kind in row:
-            i = kinds.index(kind)
-            axes.barh(name, end - start, left=start, color=OWNER_HUES[i], hatch=HATCHES[i % 5], edgecolor=LIGHT.ink,
-                      linewidth=0.4, height=0.7)  # fmt: skip
-    for i, kind in enumerate(kinds):
-        axes.barh([], [], color=OWNER_HUES[i], hatch=HATCHES[i % 5], edgecolor=LIGHT.ink, label=kind)
+            axes.barh(name, end - start, left=start, height=0.7, **looks[kind])
     axes.invert_yaxis()
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
+    axes.set_xlim(0, until)
+    keys = [Patch(label=kind, **look) for kind, look in looks.items()]
+    figure.legend(handles=keys, loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
     return figure

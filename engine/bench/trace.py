@@ -46,26 +46,24 @@ def random_jobs(
     ]
 
 
+def greedy(num_new: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
+
+
 def serve(
     engine: Engine,
     jobs: Sequence[Job],
     each_step: Callable[[EngineSnapshot, list[Event]], None] | None = None,
     *,
-    n: int = 1,
+    params: Callable[[int], SamplingParams] = greedy,
 ) -> Trace:
-    """Submit all jobs and step until they are done; `each_step` sees the snapshot and the events of each step. The engine
-    is left paused as it was, or running as it was. Raises what a request raises."""
+    """Submit all jobs, each with `params(num_new)`, and step until they are done; `each_step` sees the snapshot and the
+    events of each step. The engine is left paused or running as it was. Raises what a request raises."""
     was_running = engine.state == "running"
     engine.pause()
     seen = engine.events.next_index
     started, events = time.perf_counter(), []
-    temperature = 0.0 if n == 1 else 1.0
-    handles = [
-        engine.submit(
-            job.prompt, SamplingParams(n=n, max_tokens=job.num_new, temperature=temperature, seed=0, ignore_eos=True)
-        )
-        for job in jobs
-    ]
+    handles = [engine.submit(job.prompt, params(job.num_new)) for job in jobs]
     while not all(handle.done for handle in handles):
         engine.step()
         new, seen, _ = engine.events.since(seen)

@@ -13,7 +13,11 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SECONDS = 90
 # What the tests make smaller; a person runs the whole.
-SHORT = {"01_paged_memory.ipynb": {"NUM_REQUESTS": 14, "POOL_TOKENS": 512}}
+SHORT = {
+    "01_paged_memory.ipynb": {"NUM_REQUESTS": 14, "POOL_TOKENS": 512},
+    "03_continuous_batching.ipynb": {"NUM_REQUESTS": 8, "MEAN_TOKENS": 12, "SEATS": 4},
+    "04_prefix_caching.ipynb": {"NUM_USERS": 3, "NUM_TURNS": 3, "SYSTEM_TOKENS": 300, "NEW_TOKENS": 8},
+}
 
 
 def run(name: str, folder: Path):
@@ -62,18 +66,40 @@ def test_quickstart_runs_and_keeps_its_promises(tmp_path):
     assert "step " in joined and "cancelled" in joined
 
 
+def words(notebook) -> str:
+    return "\n".join(printed(cell) for cell in notebook.cells if cell.cell_type == "code")
+
+
+def num_figures(notebook) -> int:
+    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    return sum("image/svg+xml" in out.get("data", {}) for out in outputs)
+
+
 def test_paged_memory_shows_what_paging_saves(tmp_path):
     notebook, seconds = run("01_paged_memory.ipynb", tmp_path)
     assert seconds < SECONDS
-    joined = "\n".join(printed(cell) for cell in notebook.cells if cell.cell_type == "code")
-    gain = re.search(r"paging puts (\d+\.\d) times as much", joined)
+    gain = re.search(r"paging puts (\d+\.\d) times as much", words(notebook))
     assert float(gain[1]) > 1.5
-    assert joined.count("by the formula") == 5
-    figures = [
-        out
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-        if "image/svg+xml" in out.get("data", {})
+    assert words(notebook).count("by the formula") == 5
+    assert num_figures(notebook) == 2
+
+
+def test_continuous_batching_needs_fewer_steps_for_the_same_work(tmp_path):
+    notebook, seconds = run("03_continuous_batching.ipynb", tmp_path)
+    assert seconds < SECONDS
+    steps = {name: int(count) for name, count in re.findall(r"(static|reserved|paged) +(\d+) steps", words(notebook))}
+    assert steps["paged"] <= steps["reserved"] < steps["static"]
+    assert num_figures(notebook) == 3
+
+
+def test_prefix_caching_finds_what_was_computed_before(tmp_path):
+    notebook, seconds = run("04_prefix_caching.ipynb", tmp_path)
+    assert seconds < SECONDS
+    found = [
+        int(number.replace(",", ""))
+        for number in re.findall(r"([\d,]+) of [\d,]+ prompt tokens found", words(notebook))
     ]
-    assert len(figures) == 2
+    chat, shots, tree = found[:3], found[3:6], found[6:]
+    assert chat[0] == shots[0] == 0 < chat[1] < chat[2] and shots[1] < shots[2]
+    assert tree[1] >= tree[0] and tree[3] >= tree[2], "lpm finds no less than fcfs"
+    assert num_figures(notebook) == 2
