@@ -117,7 +117,7 @@ class BeamSearch:
         edge = scores.topk(min(count, len(scores))).values[-1]
         places = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]  # ascending; equal scores all in
         best = sorted(zip(scores[places].tolist(), places.tolist(), strict=True), key=lambda c: (-c[0], c[1]))
-        return [Continuation(*divmod(place, vocab_size), logprob) for logprob, place in best[:count]]
+        return [Continuation(place // vocab_size, place % vocab_size, logprob) for logprob, place in best[:count]]
 
     def advance(self, ranked: Sequence[Continuation], outputs: Sequence[list[int]]) -> list[Continuation]:
         """Take the ranked continuations of beams with these outputs; the beams that go on, best first. Sets `done`."""

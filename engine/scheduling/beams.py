@@ -130,12 +130,14 @@ class BeamLifecycle:
             self.lifecycle.tell_finished(seq, *(counts[child] if child < len(counts) else (0, 0)))
 
     def _tell_split(self, request: Request) -> None:
-        numbers = {"samples": len(request.children), "shared_blocks": sum(map(len, request.children[0].block_tables))}
-        self.journal.emit(EventKind.FORKED, request.id, cause=Cause.BEAM_SEARCH, numbers=numbers)
+        self._tell(request, 0, {"samples": len(request.children)})
 
     def _tell_continued(self, request: Request, parent: int, place: int) -> None:
-        numbers = {"parent": parent, "shared_blocks": sum(map(len, request.children[place].block_tables))}
-        self.journal.emit(EventKind.FORKED, request.id, place, cause=Cause.BEAM_SEARCH, numbers=numbers)
+        self._tell(request, place, {"parent": parent})
+
+    def _tell(self, request: Request, child: int, numbers: dict[str, float]) -> None:
+        numbers["shared_blocks"] = self.lifecycle.tables.held(request.children[child])
+        self.journal.emit(EventKind.FORKED, request.id, child, cause=Cause.BEAM_SEARCH, numbers=numbers)
 
 
 def _places(going_on: list[Continuation]) -> list[Continuation]:
