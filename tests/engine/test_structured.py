@@ -166,7 +166,9 @@ def test_what_cannot_be_followed_is_refused_in_one_line(engine, structure, sente
 def test_combinations_that_cannot_be():
     with pytest.raises(ValueError, match="ignore_eos=True: must be False with structured_outputs"):
         wants(KINDS["json"][0], ignore_eos=True)
-    with pytest.raises(ValueError, match=r"structured_outputs=\{'json': \{\}\}: must be a StructuredOutputsParams, or None"):
+    with pytest.raises(
+        ValueError, match=r"structured_outputs=\{'json': \{\}\}: must be a StructuredOutputsParams, or None"
+    ):
         wants({"json": {}})
 
 
