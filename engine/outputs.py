@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .latency import time_per_output_token
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -20,30 +22,52 @@ class StepOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds on time.monotonic(); a time that has not come yet is None.
+    """Times in seconds on time.monotonic(); a time that has not come yet is None, and so is what is computed from it.
 
-    ttft = first token − arrival (queueing included); tpot = (finished − first token) / (output tokens − 1), per
-    request, 0 for a single token; e2e = finished − arrival. Definitions of vLLM's serving benchmark.
+    `latency` draws and defines the intervals. Of a request with n samples: the first token of any, the end of the last, and
+    the longest output.
     """
 
     arrival: float
+    scheduled: float | None = None  # when it was first admitted
     first_token: float | None = None
     finished: float | None = None
     num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def queue_time(self) -> float | None:
+        return _between(self.arrival, self.scheduled)
+
+    @property
+    def prefill_time(self) -> float | None:
+        return _between(self.scheduled, self.first_token)
+
+    @property
+    def decode_time(self) -> float | None:
+        return _between(self.first_token, self.finished)
+
+    @property
+    def inference_time(self) -> float | None:
+        return _between(self.scheduled, self.finished)
 
     @property
     def ttft(self) -> float | None:
-        return None if self.first_token is None else self.first_token - self.arrival
+        return _between(self.arrival, self.first_token)
 
     @property
     def e2e(self) -> float | None:
-        return None if self.finished is None else self.finished - self.arrival
+        return _between(self.arrival, self.finished)
 
     @property
     def tpot(self) -> float | None:
-        if self.finished is None or self.first_token is None:
+        if self.ttft is None or self.e2e is None:
             return None
-        return (self.finished - self.first_token) / max(1, self.num_output_tokens - 1)
+        return time_per_output_token(self.ttft, self.e2e, self.num_output_tokens)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 @dataclass(slots=True)
