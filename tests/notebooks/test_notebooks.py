@@ -15,6 +15,7 @@ SECONDS = 90
 # What the tests make smaller; a person runs the whole.
 SHORT = {
     "01_paged_memory.ipynb": {"NUM_REQUESTS": 14, "POOL_TOKENS": 512},
+    "02_sharing_and_copy_on_write.ipynb": {"NEW_TOKENS": 8},
     "03_continuous_batching.ipynb": {"NUM_REQUESTS": 8, "MEAN_TOKENS": 12, "SEATS": 4},
     "04_prefix_caching.ipynb": {"NUM_USERS": 3, "NUM_TURNS": 3, "SYSTEM_TOKENS": 300, "NEW_TOKENS": 8},
 }
@@ -81,6 +82,16 @@ def test_paged_memory_shows_what_paging_saves(tmp_path):
     gain = re.search(r"paging puts (\d+\.\d) times as much", words(notebook))
     assert float(gain[1]) > 1.5
     assert words(notebook).count("by the formula") == 5
+    assert num_figures(notebook) == 2
+
+
+def test_samples_and_beams_share_blocks_and_copy_when_they_write(tmp_path):
+    notebook, seconds = run("02_sharing_and_copy_on_write.ipynb", tmp_path)
+    assert seconds < SECONDS
+    assert "3 copies, of 24 tokens in all" in words(notebook)
+    assert "every one as the formula says" in words(notebook)
+    saved = {name: int(first) for name, first in re.findall(r"(\d (?:samples|beams)) \['(\d+) %'", words(notebook))}
+    assert saved["2 samples"] < saved["4 samples"] < saved["6 samples"] and saved["4 beams"] > saved["4 samples"]
     assert num_figures(notebook) == 2
 
 
