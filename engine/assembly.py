@@ -71,7 +71,7 @@ def assemble(config: EngineConfig) -> Assembly:
         num_threads=num_threads,
         weights_source=files.source,
     )
-    storage = _storage(num_blocks, config.block_size, model, kernels)
+    storage = _storage(num_blocks, config.block_size, model, kernels, config.num_cpu_blocks)
     core = EngineCore(model, storage, config, eos_token_ids=_eos_token_ids(model, tokenizer))
     compiler.release_threads()  # this thread has packed the weights; the engine's own thread takes over
     return Assembly(config, core, tokenizer, _info(config, model, storage, num_threads, max_model_len))
@@ -141,7 +141,7 @@ def _max_model_len(wanted: int | None, model: Model) -> int:
     return longest if wanted is None else wanted
 
 
-def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops) -> KVStorage:
+def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops, num_cpu_blocks: int) -> KVStorage:
     spec = model.spec
     return KVStorage(
         spec.kv_groups,
@@ -150,6 +150,7 @@ def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops) -> KV
         dtype=spec.dtype,
         device=spec.device,
         kernels=kernels,
+        num_cpu_blocks=num_cpu_blocks,
     )
 
 
@@ -165,6 +166,16 @@ def _num_blocks(config: EngineConfig, model: Model, kernels: Ops) -> int:
         raise ValueError(
             f"num_blocks={num_blocks}: the pool would take {num_blocks * block_bytes // 2**20} MiB with "
             f"block_size={size}, and {free // 2**20} MiB are free"
+        )
+    host = config.num_cpu_blocks * block_bytes
+    if spec.device.type != "cpu":
+        free = free_memory(torch.device("cpu"))
+    elif host:
+        free -= num_blocks * block_bytes
+    if host > free:
+        raise ValueError(
+            f"num_cpu_blocks={config.num_cpu_blocks}: they would take {host // 2**20} MiB of host memory, and "
+            f"{free // 2**20} MiB are free beside the pool"
         )
     return num_blocks
 

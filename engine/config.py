@@ -14,8 +14,9 @@ _CHOICES = {
     "kernels": ("auto", "reference", "cpu", "triton"),
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs", "priority", "sjf", "lpm", "dfs-weight", "prefill-first", "static"),
-    "preemption_victim": ("youngest", "most-blocks", "least-progress"),
-    "preemption_mode": ("recompute",),
+    "preemption_victim": ("youngest", "most-blocks", "least-progress", "lowest-priority"),
+    "preemption_mode": ("recompute", "swap"),
+    "resume_order": ("oldest", "smallest"),
     "prefix_cache": ("hash", "radix"),
     "eviction_policy": ("lru", "lfu", "fifo", "mru", "slru", "priority"),
     "kv_allocator": ("paged", "orca-max", "orca-pow2", "orca-oracle"),
@@ -32,6 +33,7 @@ _AT_LEAST = {
     "long_prefill_token_threshold": 0,
     "max_skips": 0,
     "max_preemptions": 0,
+    "num_cpu_blocks": 0,
     "event_capacity": 1,
     "num_threads": 1,
 }
@@ -69,10 +71,14 @@ class EngineConfig:
                             batch before all of it have ended
     long_prefill_token_threshold  most tokens of one prompt in one step; 0: as many as the budget holds
     max_skips               how often a request that cannot be admitted may be passed by others that can; 0: never
-    preemption_victim       who loses its blocks when none is free: "youngest" | "most-blocks" | "least-progress", of
-                            those that are younger than whoever needs them
+    preemption_victim       who loses its blocks when none is free: "youngest" | "most-blocks" | "least-progress" |
+                            "lowest-priority", of those that are younger than whoever needs them
+    gang_preemption         do all samples of a request lose their blocks at once? Default: with "swap" and "prefill-first"
     max_preemptions         who lost its blocks so often is spared while there is another; 0: no bound
-    preemption_mode         "recompute": a request that lost its blocks computes them again
+    preemption_mode         "recompute": a request that lost its blocks computes them again; "swap": they wait in host memory,
+                            and are computed again only where that is full
+    num_cpu_blocks          blocks of host memory for "swap"
+    resume_order            which preempted request comes back first, when it fits as a whole: "oldest" | "smallest"
     logprobs_mode           "raw_logprobs": logprobs are of the model's own logits; "processed_logprobs": of what the
                             token was drawn from, after masks, penalties, temperature and filters
     batch_invariant         a request's logits are the same to the last bit whatever else is in its steps, however its prompt
@@ -109,7 +115,10 @@ class EngineConfig:
     max_skips: int = 0
     preemption_victim: str = "youngest"
     max_preemptions: int = 0
+    gang_preemption: bool | None = None
     preemption_mode: str = "recompute"
+    num_cpu_blocks: int = 0
+    resume_order: str = "oldest"
     logprobs_mode: str = "raw_logprobs"
     batch_invariant: bool = False
     watermark: float = 0.01
@@ -157,6 +166,36 @@ class EngineConfig:
             raise ValueError(
                 f"kv_allocator={self.kv_allocator!r}: reserved memory is not shared; it needs enable_prefix_caching=False"
             )
+        self._check_preemption()
+
+    def _check_preemption(self) -> None:
+        mode, host, gangs = f"preemption_mode={self.preemption_mode!r}", self.num_cpu_blocks, self.gang_preemption
+        if gangs is not None and not isinstance(gangs, bool):
+            raise ValueError(f"gang_preemption={gangs!r}: must be True, False or None")
+        if self.preemption_mode == "swap":
+            if not host:
+                raise ValueError(f"{mode}: blocks wait in host memory, and num_cpu_blocks={host} has no room for one")
+            if gangs is False:
+                raise ValueError(
+                    f"{mode}: samples that share blocks go out together, so gang_preemption=False cannot be"
+                )
+            if self.kv_allocator != "paged":
+                raise ValueError(
+                    f"{mode}: moves single blocks; it needs kv_allocator='paged', not {self.kv_allocator!r}"
+                )
+        elif host:
+            raise ValueError(f"num_cpu_blocks={host}: {mode} needs no host memory; 'swap' does")
+        if self.resume_order == "smallest" and self.scheduling_policy == "priority":
+            raise ValueError(
+                "resume_order='smallest': with scheduling_policy='priority' the best priority comes back first"
+            )
+
+    @property
+    def preempts_gangs(self) -> bool:
+        """Do all samples of a request lose their blocks at once?"""
+        if self.gang_preemption is None:
+            return self.preemption_mode == "swap" or self.scheduling_policy == "prefill-first"
+        return self.gang_preemption
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
@@ -197,7 +236,10 @@ class EngineOptions(TypedDict, total=False):
     max_skips: int
     preemption_victim: str
     max_preemptions: int
+    gang_preemption: bool | None
     preemption_mode: str
+    num_cpu_blocks: int
+    resume_order: str
     logprobs_mode: str
     batch_invariant: bool
     watermark: float

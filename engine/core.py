@@ -122,6 +122,7 @@ class EngineCore:
         except BaseException as fault:
             self.journal.time = time.monotonic()
             self.tables.take_copies()  # they were for the sequences that end now
+            self.scheduler.swap.lost()
             line = self.scheduler.waiting
             in_step = (plan.sequences if plan.scheduled else self.scheduler.running) or line.first(1)[:1]
             self.lifecycle.fail(dict.fromkeys(seq.request for seq in in_step), fault)
@@ -134,10 +135,8 @@ class EngineCore:
         for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             tokens[seq.request.id] = tokens.get(seq.request.id, 0) + num_tokens
         finished = self._retire_ended()
+        self.scheduler.swap.arrived()
         seconds = time.monotonic() - plan.started
-        self.counters.count("kvscope:steps_total")
-        self.counters.count("kvscope:padding_tokens_total", plan.padding_tokens)
-        self.counters.observe("vllm:iteration_tokens_total", plan.prefill_tokens + plan.decode_tokens)
         pool = self.tables.pool
         numbers = {
             "prefill_tokens": plan.prefill_tokens,
@@ -255,9 +254,8 @@ class EngineCore:
         request = self._live.get(request_id)
         running = [c for c in request.children if c.status is RequestStatus.RUNNING] if request else []
         self.journal.time = time.monotonic()
-        for seq in reversed(running):
-            if seq.status is RequestStatus.RUNNING:  # beams went together
-                self.scheduler.preempt(seq, Cause.USER)
+        if running:
+            self.scheduler.preempt(running, Cause.USER)
         return bool(running)
 
     def reset_prefix_cache(self) -> bool:
@@ -297,7 +295,7 @@ class EngineCore:
 
     def metrics_text(self) -> str:
         """The same and the histograms' buckets, as Prometheus text."""
-        return self.counters.as_text(gauges(self))
+        return self.counters.as_text(gauges(self), self.runner.model.spec.name)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where queues, tables, pool and prefix index contradict each other."""

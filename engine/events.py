@@ -10,8 +10,8 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | ADMITTED | from waiting to running | CAPACITY | prompt_tokens, cached_tokens, waited_steps |
 | CACHE_HIT | prefix found, once per admission | PREFIX_MATCH | cached_tokens, prompt_tokens, blocks, computed_for (request id) |
 | CACHE_MISS | prefix not (wholly) found | NEVER_SEEN, EVICTED, SALT_DIFFERS, FIRST_DIFFERENCE, FULL_BLOCKS_ONLY, NO_FREE_BLOCK (for a copy of the last block) | matched_tokens, prompt_tokens, evicted_step, at_token |
-| ALLOCATED | a block was taken | PROMPT, DECODE, COPY_ON_WRITE, RECOMPUTE, RESERVED | logical (place in the table) |
-| SHARED | one more reader of a block | PREFIX_MATCH, FORK | ref_count |
+| ALLOCATED | a block was taken | PROMPT, DECODE, COPY_ON_WRITE, RECOMPUTE, RESERVED, SWAPPED_IN | logical (place in the table) |
+| SHARED | one more reader of a block | PREFIX_MATCH, FORK, SWAPPED_IN | ref_count |
 | FORKED | one request became n samples, or beams | PARALLEL_SAMPLING, BEAM_SEARCH | samples, shared_blocks |
 | FORKED | a beam goes on from another's text, in the place of one that was dropped | BEAM_SEARCH | parent (child), shared_blocks |
 | COPIED | copy-on-write; block_id is the copy | SHARED_WRITE, FORK, CACHED_WRITE | source, source_generation, tokens, bytes, reader (request id, −1 none), reader_child |
@@ -19,9 +19,11 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | PUBLISHED | a block can now be found by its text | BLOCK_FULL, LEFT (partly filled, and its request goes) | logical, tokens |
 | EVICTED | a cached block lost its text | to make room, by what the strategy saw in it: LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED, FIRST_IN, MOST_RECENTLY_USED, NOT_HIT_TWICE, LOWEST_PRIORITY; else SUPERSEDED, SAME_TEXT, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; to make room: needed_by (request id), needed_by_child |
 | FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, BEAM_SEARCH, OUT_OF_WINDOW, COPY_ON_WRITE | cached (1: its text stays, 0: empty) |
-| PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, PRIORITY, USER | released_blocks, recompute_tokens, needed_by, needed_by_child |
-| RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens |
-| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING | needed, available, reserved, behind (request id) |
+| PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, PRIORITY, USER | released_blocks, recompute_tokens, needed_by, needed_by_child; where the KV waits in host memory: swapped_tokens |
+| SWAPPED_OUT | the blocks of preempted samples are moved to host memory, each once | as PREEMPTED | blocks, bytes, samples, used_host_blocks |
+| SWAPPED_IN | and back | CAPACITY | blocks, bytes, samples, used_host_blocks |
+| RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens; from host memory: swapped_tokens |
+| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING, DECODE_STEP | needed, available, reserved, behind (request id) |
 | FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit |
 | CANCELLED | it was ended from outside | USER, CLOSED, DEADLINE | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
@@ -53,6 +55,8 @@ class EventKind(StrEnum):
     EVICTED = "evicted"
     FREED = "freed"
     PREEMPTED = "preempted"
+    SWAPPED_OUT = "swapped_out"
+    SWAPPED_IN = "swapped_in"
     RESUMED = "resumed"
     BLOCKED = "blocked"
     FINISHED = "finished"
@@ -108,6 +112,8 @@ class Cause(StrEnum):
     BEHIND = "behind"
     AFTER_PREEMPTION = "after_preemption"
     BATCH_RUNNING = "batch_running"
+    DECODE_STEP = "decode_step"
+    SWAPPED_IN = "swapped_in"
     PRIORITY = "priority"
     DEADLINE = "deadline"
     EOS = "eos"

@@ -19,7 +19,7 @@ MAX_WAITING_SHOWN = 100  # of a long line; the gauges count all of it
 
 def gauges(core: EngineCore) -> dict[str, float]:
     """The state of the core as numbers, by the names of `metrics.GAUGES`."""
-    pool, running = core.tables.pool, core.scheduler.running
+    pool, running, swap = core.tables.pool, core.scheduler.running, core.scheduler.swap
     num_running = len({seq.request.id for seq in running})
     return {
         "vllm:num_requests_running": num_running,
@@ -28,6 +28,9 @@ def gauges(core: EngineCore) -> dict[str, float]:
         "kvscope:num_sequences_running": len(running),
         "kvscope:num_blocks_used": pool.num_used,
         "kvscope:num_blocks_cached": pool.num_free_cached,
+        "vllm:num_requests_swapped": len({seq.request.id for seq in swap.sequences}),
+        "vllm:cpu_cache_usage_perc": swap.num_used / max(1, swap.num_blocks),
+        "kvscope:num_cpu_blocks_used": swap.num_used,
         "kvscope:num_slots_used": pool.used_slots,
     }
 
@@ -65,7 +68,7 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
 
 def _state(core: EngineCore, seq: Sequence) -> RequestState:
     request = seq.request
-    blocked = None if seq.status is RequestStatus.RUNNING else core.scheduler.blocked(seq)
+    blocked = None if seq.status is RequestStatus.RUNNING else core.scheduler.reasons.of(seq)
     return RequestState(
         id=request.id,
         child=seq.child,
@@ -76,7 +79,7 @@ def _state(core: EngineCore, seq: Sequence) -> RequestState:
         num_cached_tokens=seq.num_cached_tokens,
         num_output_tokens=seq.num_output_tokens,
         block_tables=tuple(np.array(table, np.int32) for table in seq.block_tables),
-        blocked_because=core.scheduler.blocked_because(seq),
+        blocked_because=core.scheduler.reasons.words(seq),
         blocked_cause="" if blocked is None else blocked.cause.value,
         num_reserved_tokens=core.tables.reserved_tokens(seq),
         label=request.label,

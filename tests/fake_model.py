@@ -152,6 +152,7 @@ def make_core(
         dtype=torch.float32,
         device="cpu",
         kernels=REFERENCE,
+        num_cpu_blocks=config.num_cpu_blocks,
     )
     return EngineCore(model, storage, config, eos_token_ids=eos_token_ids, events=events)
 

@@ -98,6 +98,8 @@ _REASONS = {
     Cause.TOKEN_BUDGET: "the token budget of this step is used up",
     Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
     Cause.AFTER_PREEMPTION: "a step that preempts admits nobody",
+    Cause.DECODE_STEP: "a step that decodes takes in no prefill",
+    Cause.SWAPPED_IN: "its KV came back from host memory",
     Cause.BATCH_RUNNING: "the static batch still runs",
     Cause.PRIORITY: "another with a better priority needed its place", Cause.DEADLINE: "its deadline has passed", Cause.EOS: "the model ended its answer",
     Cause.STOP_TOKEN: "it reached a stop token", Cause.STOP_STRING: "it reached a stop string",
@@ -301,16 +303,51 @@ def _preempted(event: Event, context: Context) -> Sentence:
     reason = _REASONS[event.cause]
     if event.cause is Cause.NO_FREE_BLOCK:
         reason = f"{_needed_by(event, context)} needed a block and none was free or evictable"
+    later = f"{_count(_n(event, 'recompute_tokens'), 'token')} will be recomputed later"
+    if waiting := _n(event, "swapped_tokens"):
+        later = f"the KV of {_count(waiting, 'token')} waits in host memory"
     return Sentence(
         f"{_who(event, context)} was preempted because {reason}.",
-        f"{_were(_n(event, 'released_blocks'), 'block')} released; "
-        f"{_count(_n(event, 'recompute_tokens'), 'token')} will be recomputed later.",
+        f"{_were(_n(event, 'released_blocks'), 'block')} released; {later}.",
     )
+
+
+def _swapped_out(event: Event, context: Context) -> Sentence:
+    used = _count(_n(event, "used_host_blocks"), "block")
+    return Sentence(
+        f"{_moved(event)} moved to host memory because {_samples(event, context)} lost {_its(event)} place.",
+        f"{kibibytes(_n(event, 'bytes'))}, nothing to recompute; host memory holds {used} now.",
+    )
+
+
+def _swapped_in(event: Event, context: Context) -> Sentence:
+    used = _count(_n(event, "used_host_blocks"), "block")
+    return Sentence(
+        f"{_moved(event)} moved back from host memory because there was room for {_samples(event, context)}.",
+        f"{kibibytes(_n(event, 'bytes'))}; host memory holds {used} now.",
+    )
+
+
+def _moved(event: Event) -> str:
+    return _were(_n(event, "blocks"), "block")
+
+
+def _samples(event: Event, context: Context) -> str:
+    samples = _n(event, "samples", 1)
+    if samples > 1:
+        return f"{_count(samples, 'sample')} of {_request(event).lower()}"
+    return context.name(event.request_id, event.child)
+
+
+def _its(event: Event) -> str:
+    return "their" if _n(event, "samples", 1) > 1 else "its"
 
 
 def _resumed(event: Event, context: Context) -> Sentence:
     cached, again, total = (_n(event, k) for k in ("cached_tokens", "recompute_tokens", "total_tokens"))
-    if cached:
+    if back := _n(event, "swapped_tokens"):
+        after = f"The KV of {_count(back, 'token')} came back from host memory."
+    elif cached:
         after = (
             f"{cached:,} of {total:,} tokens were still cached; {again:,} {'is' if again == 1 else 'are'} recomputed."
         )
@@ -403,7 +440,7 @@ WORDS: dict[EventKind, Callable[[Event, Context], Sentence]] = {
     EventKind.SHARED: _shared, EventKind.FORKED: _forked, EventKind.COPIED: _copied, EventKind.PUBLISHED: _published,
     EventKind.NULLED: _nulled,
     EventKind.EVICTED: _evicted, EventKind.FREED: _freed, EventKind.PREEMPTED: _preempted,
-    EventKind.RESUMED: _resumed, EventKind.BLOCKED: _blocked, EventKind.FINISHED: _finished,
+    EventKind.SWAPPED_OUT: _swapped_out, EventKind.SWAPPED_IN: _swapped_in, EventKind.RESUMED: _resumed, EventKind.BLOCKED: _blocked, EventKind.FINISHED: _finished,
     EventKind.CANCELLED: _cancelled, EventKind.FAILED: _failed, EventKind.STEP: _step,
     EventKind.CACHE_RESET: _cache_reset, EventKind.PAUSED: _paused, EventKind.CONTINUED: _continued,
 }  # fmt: skip

@@ -83,7 +83,7 @@ def sentence(event: Event, context: Context | None = None) -> Sentence:
 # What the story tells first when a step has several events; kinds that are not listed are never told on their own.
 _IMPORTANCE = (
     EventKind.FAILED, EventKind.PREEMPTED, EventKind.REFUSED, EventKind.CANCELLED, EventKind.CACHE_RESET,
-    EventKind.COPIED, EventKind.FORKED, EventKind.RESUMED, EventKind.CACHE_HIT, EventKind.CACHE_MISS,
+    EventKind.COPIED, EventKind.FORKED, EventKind.SWAPPED_OUT, EventKind.SWAPPED_IN, EventKind.RESUMED, EventKind.CACHE_HIT, EventKind.CACHE_MISS,
     EventKind.FINISHED, EventKind.EVICTED, EventKind.ADMITTED, EventKind.BLOCKED, EventKind.SUBMITTED,
 )  # fmt: skip
 _RANK = {kind: rank for rank, kind in enumerate(_IMPORTANCE)}

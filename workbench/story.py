@@ -17,6 +17,8 @@ _MEMORY = 2048  # events of untold steps that are kept
 ICON_OF = {
     EventKind.EVICTED: "evict",
     EventKind.PREEMPTED: "preempt",
+    EventKind.SWAPPED_OUT: "preempt",
+    EventKind.SWAPPED_IN: "resume",
     EventKind.COPIED: "copy",
     EventKind.FORKED: "fork",
     EventKind.CACHE_HIT: "hit",

@@ -165,6 +165,7 @@ class BlockTables(CachedText):
         if pool.is_cached[pool.front]:
             self._evict(pool.front, seq)
         block = pool.take()
+        self.clock.taken(block, self.journal.time)
         self.journal.emit(EventKind.ALLOCATED, seq.request.id, seq.child, group, block, pool.generation[block],
                           cause, {"logical": logical})  # fmt: skip
         return block
@@ -218,6 +219,20 @@ class BlockTables(CachedText):
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_tokens = parent.num_cached_tokens
 
+    def restore(self, seq: Sequence, slots: Iterable[Iterable[int]], num_tokens: int, block_of: dict[int, int]) -> None:
+        """Begin the sequence's empty tables with a block for each host slot (negative: the null block), into which its first
+        `num_tokens` tokens come back: the block that `block_of` says, or a new one that is put there."""
+        for group, table in enumerate(slots):
+            for logical, slot in enumerate(table):
+                block = NULL_BLOCK if slot < 0 else block_of.get(slot)
+                if block is None:
+                    block = block_of[slot] = self._take(seq, group, logical, Cause.SWAPPED_IN)
+                    self.pool.fill(block, min(self.block_size, num_tokens - logical * self.block_size))
+                elif block != NULL_BLOCK:
+                    self._read(seq, group, block, Cause.SWAPPED_IN)
+                seq.block_tables[group].append(block)
+        seq.num_computed_tokens = num_tokens
+
     def _share(self, seq: Sequence, tables: Iterable[Iterable[int]], cause: Cause) -> None:
         """Begin the sequence's empty tables with these blocks, of which it is one more reader."""
         for group, table in enumerate(tables):
@@ -229,6 +244,8 @@ class BlockTables(CachedText):
     def _read(self, seq: Sequence, group: int, block: int, cause: Cause) -> None:
         pool = self.pool
         readers = pool.hit(block, seq.request.priority) if cause is Cause.PREFIX_MATCH else pool.share(block)
+        if cause is Cause.PREFIX_MATCH:
+            self.clock.hit(block, self.journal.time)
         self.journal.emit(EventKind.SHARED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
                           {"ref_count": readers})  # fmt: skip
 
@@ -290,6 +307,7 @@ class BlockTables(CachedText):
         pool = self.pool
         is_free = pool.release(block, self.journal.step)
         if is_free:
+            self.clock.left(block, self.journal.time)
             if pool.is_cached[block]:
                 self._give_up_spare(block)
             self.journal.emit(EventKind.FREED, seq.request.id, seq.child, group, block, pool.generation[block],

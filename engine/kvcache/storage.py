@@ -6,6 +6,8 @@ see plain K and V.
 
     slot 0   [ page 0 | page 1 | … | page num_blocks − 1 ]   layer 0 of group 0, layer 0 of group 1, …
     slot 1   [ page 0 | page 1 | … ]
+
+Pages of host memory, where there are any, lie the same way and hold what was swapped out.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class KVStorage:
         dtype: torch.dtype,
         device: torch.device | str,
         kernels: Ops,
+        num_cpu_blocks: int = 0,
     ):
         self.kernels = kernels
         self.num_blocks = num_blocks
@@ -43,6 +46,11 @@ class KVStorage:
         num_slots = max(len(g.layers) for g in groups)
         # Zeroed, not empty: slots that were never written may be read by a vector load and must not hold NaN.
         self._slots = [torch.zeros(num_blocks, page_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        pinned = torch.device(device).type == "cuda"  # the GPU copies pinned memory without the CPU
+        self._host = [
+            torch.zeros(num_cpu_blocks, page_bytes, dtype=torch.uint8, pin_memory=pinned)
+            for _ in range(num_slots if num_cpu_blocks else 0)
+        ]
 
     @staticmethod
     def block_bytes_of(groups: Sequence[KVGroup], *, block_size: int, dtype: torch.dtype, kernels: Ops) -> int:
@@ -72,6 +80,19 @@ class KVStorage:
         if len(pairs):
             self.kernels.copy_pages(self._slots, pairs)
 
+    def swap_out(self, pairs: torch.Tensor) -> None:
+        """Copy whole blocks to host memory, all layers: `pairs` is int64 [C, 2] of (block, host block). Returns when the
+        blocks may be written."""
+        blocks, hosts = pairs.unbind(1)
+        for slot, host in zip(self._slots, self._host, strict=False):
+            host[hosts.cpu()] = slot[blocks].cpu()
+
+    def swap_in(self, pairs: torch.Tensor) -> None:
+        """Copy whole blocks back: `pairs` is int64 [C, 2] of (host block, block)."""
+        hosts, blocks = pairs.unbind(1)
+        for slot, host in zip(self._slots, self._host, strict=False):
+            slot[blocks] = host[hosts.cpu()].to(slot.device)
+
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero whole blocks, all layers: what a failed step left there must not reach the next reader's vector loads."""
         ids = torch.as_tensor(list(block_ids), dtype=torch.long)
@@ -87,4 +108,4 @@ class KVStorage:
 
     def close(self) -> None:
         """Drop the memory now, whoever still holds a reference to this object."""
-        self._slots = []
+        self._slots, self._host = [], []

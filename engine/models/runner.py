@@ -1,4 +1,8 @@
-"""One step of the model: copy pages, then forward. Copies come first, because the step writes to the copies."""
+"""One step of the model: swap pages, copy pages, then forward.
+
+Whole pages are moved before anything is written, in the order in which each may overwrite what the one before has read: out
+to host memory, for the block may belong to someone else by now; in from host memory; copies, also of what has just come in.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ class ModelRunner:
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Logits, float32 [S, vocab], one row per entry of `batch.logits_indices`."""
+        if len(batch.swap_out):
+            self.storage.swap_out(batch.swap_out)
+        if len(batch.swap_in):
+            self.storage.swap_in(batch.swap_in)
         for pairs in batch.copies:
             self.storage.copy(pairs)
         return self.model.forward(batch, self.storage)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+NO_MOVES = torch.empty(0, 2, dtype=torch.int64)
+
+
 @dataclass(slots=True)
 class Batch:
     input_ids: torch.Tensor  # int64 [T]; from the requests
@@ -28,6 +31,8 @@ class Batch:
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
     logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: the last of each sampled row, then prompt_spans
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
+    swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2]; (block, host block) to copy before that
+    swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2]; (host block, block) to copy between the two
 
     @classmethod
     def from_plan(cls, plan: Plan, *, block_size: int, device: torch.device | str = "cpu") -> Batch:
@@ -61,6 +66,9 @@ class Batch:
         def tensor(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values).to(device)
 
+        def moves(pairs: list[tuple[int, int]]) -> torch.Tensor:
+            return tensor(np.array(pairs, np.int64).reshape(-1, 2))
+
         return cls(
             input_ids=tensor(np.frombuffer(token_ids, np.int64)),
             positions=tensor(positions),
@@ -70,7 +78,9 @@ class Batch:
             slot_mapping=tuple(map(tensor, slots)),
             block_tables=tuple(map(tensor, tables)),
             logits_indices=tensor(wanted),
-            copies=tuple(tensor(np.array(pairs, np.int64).reshape(-1, 2)) for pairs in plan.copies),
+            copies=tuple(map(moves, plan.copies)),
+            swap_out=moves(plan.swap_out) if plan.swap_out else NO_MOVES,
+            swap_in=moves(plan.swap_in) if plan.swap_in else NO_MOVES,
         )
 
     @property

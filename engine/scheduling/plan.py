@@ -20,6 +20,8 @@ class Plan:
     # (row, first, end): tokens first … end − 1 of the row, each for what it says of the prompt token behind it
     prompt_spans: list[tuple[int, int, int]] = field(default_factory=list)
     copies: tuple[list[tuple[int, int]], ...] = ()  # (source, copy) blocks, a list per KV group
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     preempted: list[Sequence] = field(default_factory=list)
     padding_tokens: int = 0  # static batching: what arrays of equal rows would have computed for nothing
     prefill_tokens: int = 0

@@ -100,18 +100,3 @@ POLICIES = {
     "prefill-first": Policy(prefill_first=True),
     "static": Policy(prefill_first=True, is_static=True),
 }
-
-
-# --- who loses its blocks ---------------------------------------------------------------------------------------------
-
-VICTIMS: dict[str, Callable[[list[Sequence]], Sequence]] = {
-    "youngest": lambda running: running[-1],
-    "most-blocks": lambda running: max(reversed(running), key=lambda seq: len(seq.block_tables[0])),
-    "least-progress": lambda running: min(reversed(running), key=lambda seq: seq.num_computed_tokens),
-}
-
-
-def choose_victim(running: list[Sequence], choice: str, max_preemptions: int) -> Sequence:
-    """Of these, the last one first, who gives up its blocks; who did so `max_preemptions` times only where all have (0: no bound)."""
-    spared = [seq for seq in running if not max_preemptions or seq.num_preemptions < max_preemptions]
-    return VICTIMS[choice](spared or running)

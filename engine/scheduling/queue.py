@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ..request import Sequence
-from .policies import MAX_CACHE_AWARE, Find, Policy
+from .policies import MAX_CACHE_AWARE, Find, Key, Policy
 
 
 class WaitingQueue:
-    def __init__(self, policy: Policy):
+    """Of those that were preempted the oldest stands first, or with `smallest_first` the one of fewest tokens."""
+
+    def __init__(self, policy: Policy, *, smallest_first: bool = False):
         self.policy = policy
-        self._preempted: list[Sequence] = []  # by run_key; at most as many as can run
+        self.smallest_first = smallest_first
+        self._preempted: list[Sequence] = []  # by _resume_key; at most as many as can run
         self._fresh: list[Sequence] = []  # by line_key, or as `arrange` put them
         self._is_arranged = False
         self.num_prompt_tokens = 0  # of requests that were never admitted
@@ -61,7 +64,10 @@ class WaitingQueue:
 
     def put_back(self, seq: Sequence) -> None:
         """A preempted sequence goes to its place among its kind."""
-        insort(self._preempted, seq, key=self.policy.run_key)
+        insort(self._preempted, seq, key=self._resume_key)
+
+    def _resume_key(self, seq: Sequence) -> Key:
+        return (seq.num_tokens if self.smallest_first else 0, *self.policy.run_key(seq))
 
     def arrange(self, find: Find) -> None:
         """Put those that never ran in the order that the cache suggests, where the policy asks it and the line is short enough."""
@@ -91,7 +97,7 @@ class WaitingQueue:
         return max(1.0, (now - self._admissions[0]) / len(self._admissions))
 
     def check_integrity(self) -> None:
-        preempted = [self.policy.run_key(seq) for seq in self._preempted]
+        preempted = [self._resume_key(seq) for seq in self._preempted]
         fresh = [self.policy.line_key(seq) for seq in self._fresh]
         if preempted != sorted(set(preempted)) or (not self._is_arranged and fresh != sorted(set(fresh))):
             raise RuntimeError(f"the waiting line is out of order: {preempted[:20]}, {fresh[:20]}")

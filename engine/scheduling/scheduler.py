@@ -21,19 +21,21 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections import deque
 
 from ..config import EngineConfig
 from ..events import Cause, EventKind, Journal
 from ..kvcache.block_table import BlockTables
 from ..kvcache.prefix_cache import Hit
+from ..kvcache.swap import SwapSpace
 from ..metrics import Metrics
 from ..request import Blocked, RequestStatus, Sequence
 from .plan import Plan
-from .policies import POLICIES, choose_victim
+from .policies import POLICIES
+from .preemption import VictimChoice
 from .queue import WaitingQueue
+from .reasons import Reasons
 
-EXPLAINED_PER_STEP = 64  # newcomers to the line that get their first BLOCKED event in one step
+_AFTER_PREEMPTION = Blocked(Cause.AFTER_PREEMPTION)
 MAX_PASSING = 16  # places behind a head that cannot be admitted that are looked at in one step
 
 
@@ -46,19 +48,19 @@ class Scheduler:
         self.journal = journal
         self.metrics = metrics
         self.policy = POLICIES[config.scheduling_policy]
-        self.waiting = WaitingQueue(self.policy)
+        self.waiting = WaitingQueue(self.policy, smallest_first=config.resume_order == "smallest")
         self.running: list[Sequence] = []  # by the policy's run_key
         self._batch: list[Sequence] = []  # static batching: who joined since nobody ran
         self._batch_is_open = False
         self.watermark = math.ceil(config.watermark * (config.num_blocks - 1))
-        # In the line since the last steps, without a reason yet; bounded although nobody may ever take a step.
-        self._unexplained: deque[Sequence] = deque(maxlen=config.max_waiting_requests + config.max_num_seqs)
-        self._blocked_head: Sequence | None = None
+        self.reasons = Reasons(self.waiting, journal, config.max_waiting_requests + config.max_num_seqs)
+        self.swap = SwapSpace(config.num_cpu_blocks, tables, journal, metrics)
+        self.victims = VictimChoice(config, tables)
 
     def add(self, seq: Sequence) -> None:
         seq.waiting_since_step = self.journal.step
         self.waiting.add(seq)
-        self._unexplained.append(seq)
+        self.reasons.joined(seq)
 
     @property
     def has_work(self) -> bool:
@@ -68,25 +70,47 @@ class Scheduler:
 
     def schedule(self, plan: Plan) -> None:
         """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
-        prefill_first = self.policy.prefill_first
         if self.policy.preempts:
             self._make_way(plan)
-        displaced = len(plan.preempted)
-        budget, reserved = self._schedule_running(plan, only_prefill=prefill_first)
-        blocked = None if len(plan.preempted) > displaced else self._admit(plan, budget, reserved)
-        if prefill_first and not plan.sequences:
-            self._schedule_running(plan)
-        if len(plan.preempted) > displaced:
-            blocked = Blocked(Cause.AFTER_PREEMPTION)
-            while self.running and not plan.sequences:  # whoever the budget was kept for has just left
-                self._schedule_running(plan)
+        blocked = self._fill_in_phases(plan) if self.policy.prefill_first else self._fill(plan)
         if self.policy.is_static:
             plan.padding_tokens = self._padding(plan)
-        self._explain(blocked)
+        head = self.waiting.head
+        self.reasons.note({} if head is None else {head: blocked})
         plan.copies = self.tables.take_copies()
+        plan.swap_out, plan.swap_in = self.swap.take_moves()
         if not plan.sequences:
             raise RuntimeError(f"nothing could be scheduled: {len(self.running)} run, {len(self.waiting)} wait")
         plan.scheduled = time.monotonic()
+
+    def _fill(self, plan: Plan) -> Blocked | None:
+        """Both passes. Returns why the head of the line has to wait."""
+        before = len(plan.preempted)
+        budget, reserved = self._schedule_running(plan)
+        if len(plan.preempted) == before:
+            return self._admit(plan, budget, reserved)
+        self._use_what_was_kept(plan)
+        return _AFTER_PREEMPTION
+
+    def _use_what_was_kept(self, plan: Plan) -> None:
+        """Nobody was scheduled where those for whom the budget was kept have all been preempted."""
+        while self.running and not plan.sequences:
+            self._schedule_running(plan)
+
+    def _fill_in_phases(self, plan: Plan) -> Blocked | None:
+        """Prefill alone, where there is any; else a token for everybody. What comes back from host memory has no prefill left
+        to do: it joins those, unless someone was preempted."""
+        budget, reserved = self._schedule_running(plan, only_prefill=True)
+        blocked = _AFTER_PREEMPTION if plan.preempted else self._admit(plan, budget, reserved, swapped_out=False)
+        if not plan.sequences:
+            before = len(plan.preempted)
+            budget, reserved = self._schedule_running(plan)
+            if len(plan.preempted) > before:
+                self._use_what_was_kept(plan)
+                return _AFTER_PREEMPTION
+            if self.swap.members(self.waiting.head):
+                return self._admit(plan, budget, reserved, swapped_out=True)
+        return blocked
 
     def _schedule_running(self, plan: Plan, *, only_prefill: bool = False) -> tuple[int, int]:
         """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
@@ -97,33 +121,32 @@ class Scheduler:
         while i < len(running) and budget:
             seq = running[i]
             together = self._together(seq)
-            i += len(together)
             if seq.is_prefill:
                 left = (budget - decodes) // len(together)
                 num_tokens = min(seq.prefill_end - seq.num_computed_tokens, left, longest_chunk)
                 cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
             elif only_prefill:
+                i += len(together)
                 continue
             else:
                 num_tokens, cause = min(1, budget // len(together)), Cause.DECODE
                 decodes -= len(together)
             if num_tokens > 0:
-                while not (has_blocks := self._grow(together, num_tokens, cause)):
-                    victim = choose_victim(
-                        running[i:] or [seq], self.config.preemption_victim, self.config.max_preemptions
-                    )
-                    decodes -= 0 if victim is seq or victim.is_prefill else len(self._together(victim))
-                    self.preempt(victim, Cause.NO_FREE_BLOCK, needed_by=seq)
-                    plan.preempted.append(victim)
-                    if victim is seq:
+                while gone := self.victims.for_gang(running, i) or (
+                    not self._grow(together, num_tokens, cause) and self.victims.for_one(running, i, len(together))
+                ):
+                    decodes -= 0 if only_prefill else sum(not v.is_prefill for v in gone if v not in together)
+                    self.preempt(gone, Cause.NO_FREE_BLOCK, plan, needed_by=seq)
+                    if seq in gone:
                         break
-                if not has_blocks:
-                    break
+                if gone:  # it gave way itself: someone else stands in its place now
+                    continue
                 for member in together:
                     plan.add(member, num_tokens)
                 budget -= num_tokens * len(together)
             if seq.is_prefill:
                 reserved += sum(map(self.tables.still_to_take, together))
+            i += len(together)
         reserved += sum(self.tables.still_to_take(seq) for seq in running[i:] if seq.is_prefill)
         return budget, reserved
 
@@ -144,8 +167,9 @@ class Scheduler:
         whole = tables.blocks_for_beams(seq.num_tokens, len(texts[0]), len(texts))
         return whole - tables.blocks_for(seq.num_tokens)
 
-    def _admit(self, plan: Plan, budget: int, reserved: int) -> Blocked | None:
-        """Pass 2. Returns why the head of the line has to wait, None when the line is empty."""
+    def _admit(self, plan: Plan, budget: int, reserved: int, *, swapped_out: bool | None = None) -> Blocked | None:
+        """Pass 2, for all, or for those alone whose KV is in host memory (True) or is not (False). Returns why the head of the
+        line has to wait, None when the line is empty."""
         if self.policy.is_static and not self._open_batch():
             return Blocked(Cause.BATCH_RUNNING)
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
@@ -157,21 +181,29 @@ class Scheduler:
             before = self.waiting.first_places(place)
             if any(passed.num_times_passed >= self.config.max_skips for passed in before):
                 break
-            hit = self.tables.find_prefix(seq)
+            is_out = bool(self.swap.members(seq))
+            if swapped_out not in (None, is_out):
+                why_head = why_head or Blocked(Cause.DECODE_STEP)
+                break
+            if is_out and not self.running:
+                self.swap.shrink(seq)
+            hit = Hit() if is_out else self.tables.find_prefix(seq)
             why = self._why_not(seq, hit, seats, budget, reserved)
             if why is None:
                 for passed in before:
                     passed.num_times_passed += 1
-                self._start(seq, hit)
-                num_tokens = min(budget, seq.num_tokens - seq.num_computed_tokens, longest_chunk)
-                self.tables.grow(seq, num_tokens, Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT)
-                plan.add(seq, num_tokens)
-                budget -= num_tokens
-                seats -= seq.num_seats
-                reserved += self.tables.still_to_take(seq)
+                for member in self._return(seq) if is_out else self._start(seq, hit):
+                    left = member.prefill_end - member.num_computed_tokens if member.is_prefill else 1
+                    num_tokens = min(budget, left, longest_chunk)
+                    cause = Cause.RECOMPUTE if member.num_preemptions else Cause.PROMPT
+                    if num_tokens and self.tables.grow(member, num_tokens, cause):
+                        plan.add(member, num_tokens)
+                        budget -= num_tokens
+                    seats -= member.num_seats
+                    reserved += self.tables.still_to_take(member)
                 continue
             why_head = why_head or why
-            if why.cause is Cause.TOKEN_BUDGET or place == MAX_PASSING:
+            if why.cause is Cause.TOKEN_BUDGET or place == MAX_PASSING or is_out:  # nobody passes what is swapped out
                 break
             place += 1
         if why_head is None or why_head.cause is not Cause.TOKEN_BUDGET:
@@ -179,12 +211,17 @@ class Scheduler:
         return why_head
 
     def _why_not(self, seq: Sequence, hit: Hit, seats: int, budget: int, reserved: int) -> Blocked | None:
-        """What keeps this sequence from being admitted now."""
-        if seq.num_seats > seats:
-            return Blocked(Cause.MAX_NUM_SEQS, needed=seq.num_seats, available=seats)
+        """What keeps this sequence, and those that were swapped out with it, from being admitted now."""
+        unit = self.swap.members(seq)
+        needed_seats = sum(member.num_seats for member in unit or [seq])
+        if needed_seats > seats:
+            return Blocked(Cause.MAX_NUM_SEQS, needed=needed_seats, available=seats)
         if not budget:
             return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
-        needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
+        if unit:
+            needed = self.swap.blocks_to_return(seq)
+        else:
+            needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
         available = self.tables.available(seq)
         kept = reserved + self.watermark if self.running else 0
         if needed + kept > available:
@@ -197,7 +234,7 @@ class Scheduler:
         head, running = self.waiting.head, self.running
         if head is None:
             return
-        hit = self.tables.find_prefix(head)
+        hit = Hit() if self.swap.members(head) else self.tables.find_prefix(head)
         worse = [seq for seq in running if seq.request.priority > head.request.priority]
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in running)
         reserved = sum(map(self.tables.still_to_take, running))
@@ -206,13 +243,11 @@ class Scheduler:
         if self._why_not(head, hit, seats + gained_seats, 1, reserved - gained):
             return
         while worse and self._why_not(head, hit, seats, 1, reserved):
-            together = list(self._together(worse[-1]))
-            victim = together[0]
-            del worse[-len(together) :]
-            seats += sum(seq.num_seats for seq in together)
-            reserved -= sum(map(self.tables.still_to_take, together))
-            self.preempt(victim, Cause.PRIORITY, needed_by=head)
-            plan.preempted.append(victim)
+            gone = self.victims.gang(worse[-1], running)
+            del worse[-len(gone) :]
+            seats += sum(victim.num_seats for victim in gone)
+            reserved -= sum(map(self.tables.still_to_take, gone))
+            self.preempt(gone, Cause.PRIORITY, plan, needed_by=head)
 
     def _open_batch(self) -> bool:
         """Static batching: may anyone join? From when nobody runs until the batch is full or cannot be filled further."""
@@ -230,11 +265,28 @@ class Scheduler:
             return 0 if self._batch_is_open or not joined else len(prompts) * max(prompts) - sum(prompts)
         return sum(seq.status is not RequestStatus.RUNNING for seq in self._batch)
 
-    def _start(self, seq: Sequence, hit: Hit) -> None:
-        """From the line to the running list, with the cached start of its text."""
-        request, child, emit = seq.request.id, seq.child, self.journal.emit
+    def _return(self, seq: Sequence) -> list[Sequence]:
+        """From host memory to the running list, with those that went out with it; nothing is computed again."""
+        unit = self.swap.swap_in(seq)
+        for member in unit:
+            self._join(member)
+            total, computed = member.num_tokens, member.num_computed_tokens
+            left = max(0, member.prefill_end - computed)
+            self.journal.emit(EventKind.RESUMED, member.request.id, member.child, cause=Cause.CAPACITY,
+                              numbers={"swapped_tokens": computed, "cached_tokens": 0, "recompute_tokens": left,
+                                       "total_tokens": total})  # fmt: skip
+        return unit
+
+    def _join(self, seq: Sequence) -> None:
         self.waiting.admit(seq, self.journal.time)
+        seq.status = RequestStatus.RUNNING
+        seq.blocked = None
         insort(self.running, seq, key=self.policy.run_key)
+
+    def _start(self, seq: Sequence, hit: Hit) -> list[Sequence]:
+        """From the line to the running list, with the cached start of its text. Returns who runs now."""
+        request, child, emit = seq.request.id, seq.child, self.journal.emit
+        self._join(seq)
         reads_cache = self.tables.reads_cache(seq)
         miss = self.tables.explain_miss(seq, hit) if reads_cache else None
         cached, total = hit.num_tokens, seq.num_tokens
@@ -246,8 +298,7 @@ class Scheduler:
             emit(EventKind.ADMITTED, request, child, cause=Cause.CAPACITY,
                  numbers={"prompt_tokens": total, "cached_tokens": cached, "waited_steps": waited})  # fmt: skip
             seq.request.num_cached_tokens = cached
-            self.metrics.count("vllm:prompt_tokens_total", total)
-            self.metrics.observe("vllm:request_queue_time_seconds", self.journal.time - seq.request.metrics.arrival)
+            self.metrics.request_admitted(seq.request, self.journal.time)
         if cached:
             emit(EventKind.CACHE_HIT, request, child, cause=Cause.PREFIX_MATCH,
                  numbers={"cached_tokens": cached, "prompt_tokens": total, "blocks": len(hit.tables[0]),
@@ -260,36 +311,47 @@ class Scheduler:
             which = "kvscope:preempted_prefix_cache" if seq.num_preemptions else "vllm:prefix_cache"
             self.metrics.count(f"{which}_queries_total", total)
             self.metrics.count(f"{which}_hits_total", cached)
-        seq.status = RequestStatus.RUNNING
-        seq.blocked = None
         seq.prefill_end = total
         self.tables.adopt(seq, hit)
+        return [seq]
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
-    def preempt(self, seq: Sequence, cause: Cause, needed_by: Sequence | None = None) -> None:
-        """Take a running sequence's blocks and put it back in the line; what it computed will be computed again. Beams go all
-        together; what their texts have in common stands in the line for them."""
-        released, recompute, together = 0, seq.num_computed_tokens, self._together(seq)
-        for member in reversed(together):
-            self.running.remove(member)
-            released += self.tables.release(member, Cause.PREEMPTED)[0]
-            member.status = RequestStatus.PREEMPTED
-        if seq.request.advances_together:
-            seq = seq.request.suspend_beams()
-            recompute = seq.num_tokens + len(together) * (recompute - seq.num_tokens)
-        seq.num_preemptions += 1
-        seq.waiting_since_step = self.journal.step
-        self.waiting.put_back(seq)
-        self._unexplained.append(seq)
-        self.metrics.count("vllm:num_preemptions_total")
-        numbers = {
-            "released_blocks": released,
-            "recompute_tokens": recompute,
-            "needed_by": needed_by.request.id if needed_by else -1,
-            "needed_by_child": needed_by.child if needed_by else 0,
-        }
-        self.journal.emit(EventKind.PREEMPTED, seq.request.id, seq.child, cause=cause, numbers=numbers)
+    def preempt(
+        self, gone: list[Sequence], cause: Cause, plan: Plan | None = None, needed_by: Sequence | None = None
+    ) -> None:
+        """Take the blocks of these samples of one request and put them back in the line. Their KV goes to host memory where
+        there is room for it and no other sample goes on reading it; else it will be computed again. Of beams, which go all
+        together and are computed again, what their texts have in common stands in the line."""
+        request, released, computed = gone[0].request, {}, {}
+        samples = sum(seq.request is request for seq in self.running)
+        is_out = request.beams is None and len(gone) == samples and self.swap.swap_out(gone, cause)
+        for seq in reversed(gone):
+            self.running.remove(seq)
+            computed[seq] = seq.num_computed_tokens
+            released[seq], _ = self.tables.release(seq, Cause.PREEMPTED)
+            seq.status = RequestStatus.PREEMPTED
+        if request.advances_together:
+            trunk = request.suspend_beams()
+            computed = {trunk: trunk.num_tokens + sum(tokens - trunk.num_tokens for tokens in computed.values())}
+            released = {trunk: sum(released.values())}
+        for seq, tokens in computed.items():
+            seq.num_preemptions += 1
+            seq.waiting_since_step = self.journal.step
+            self.waiting.put_back(seq)
+            self.reasons.joined(seq)
+            self.metrics.count("vllm:num_preemptions_total")
+            numbers = {
+                "released_blocks": released[seq],
+                "recompute_tokens": 0 if is_out else tokens,
+                "needed_by": needed_by.request.id if needed_by else -1,
+                "needed_by_child": needed_by.child if needed_by else 0,
+            }
+            if is_out:
+                numbers["swapped_tokens"] = tokens
+            self.journal.emit(EventKind.PREEMPTED, request.id, seq.child, cause=cause, numbers=numbers)
+        if plan is not None:
+            plan.preempted += computed
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` runs from now on, beside its parent and with its blocks."""
@@ -303,48 +365,11 @@ class Scheduler:
             self.running.remove(seq)
         else:
             self.waiting.remove(seq)
+            self.swap.drop(seq)
         counts = self.tables.release(seq, cause)
         seq.text = None
         seq.blocked = None
         return counts
-
-    # --- why they wait --------------------------------------------------------------------------------------------
-
-    def blocked(self, seq: Sequence) -> Blocked | None:
-        """Why this sequence waits, now; None when no step has looked at it since it came or since it leads the line."""
-        head = self.waiting.head
-        if seq is not head:
-            return Blocked(Cause.BEHIND, behind=head.request.id)
-        return None if head.blocked is None or head.blocked.cause is Cause.BEHIND else head.blocked
-
-    def blocked_because(self, seq: Sequence) -> str:
-        """The words after "is waiting because"; "" for one that runs."""
-        if seq.status is RequestStatus.RUNNING:
-            return ""
-        blocked = self.blocked(seq)
-        return "no step has begun since it came to the head of the line" if blocked is None else blocked.sentence()
-
-    def _explain(self, blocked: Blocked | None) -> None:
-        """Note why the line does not move, and tell those for whom the kind of reason changed. Only the head's reason is
-        kept: all others are behind it, so that this does not depend on the length of the line."""
-        head = self.waiting.head
-        if self._blocked_head is not None and self._blocked_head is not head:
-            self._unexplained.append(self._blocked_head)
-        self._blocked_head = head
-        if head is not None:
-            self._tell(head, blocked)
-        for _ in range(min(EXPLAINED_PER_STEP, len(self._unexplained))):
-            seq = self._unexplained.popleft()
-            if seq is not head and seq.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                self._tell(seq, Blocked(Cause.BEHIND, behind=head.request.id))
-
-    def _tell(self, seq: Sequence, blocked: Blocked) -> None:
-        changed = seq.blocked is None or seq.blocked.cause is not blocked.cause
-        seq.blocked = blocked
-        if changed:
-            self.journal.emit(EventKind.BLOCKED, seq.request.id, seq.child, cause=blocked.cause,
-                              numbers={"needed": blocked.needed, "available": blocked.available,
-                                       "reserved": blocked.reserved, "behind": blocked.behind})  # fmt: skip
 
     def check_integrity(self) -> None:
         self.waiting.check_integrity()
@@ -360,4 +385,5 @@ class Scheduler:
         for seq in self.waiting:
             if seq.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or len(seq.block_tables[0]):
                 raise RuntimeError(f"{seq} waits and holds blocks")
+        self.swap.check_integrity(self.waiting)
         self.tables.check_integrity(self.running)

@@ -35,6 +35,8 @@ class CacheOracle:
             elif event.kind is EventKind.EVICTED:
                 del self.texts[event.block_id]
             elif event.kind in (EventKind.ADMITTED, EventKind.RESUMED):
+                if "swapped_tokens" in event.numbers:
+                    continue  # it found its KV in host memory and asked no cache
                 seq = requests[event.request_id].children[event.child]
                 self._check_hit(
                     event, seq, [e for e in events if e.kind is EventKind.CACHE_MISS and e.index > event.index]

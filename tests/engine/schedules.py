@@ -19,7 +19,8 @@ from kvscope.engine import EventKind, RequestRefused, SamplingParams
 from kvscope.engine.events import Cause
 from kvscope.engine.kvcache.eviction import STRATEGIES
 from kvscope.engine.request import Request
-from kvscope.engine.scheduling.policies import POLICIES, VICTIMS
+from kvscope.engine.scheduling.policies import POLICIES
+from kvscope.engine.scheduling.preemption import VICTIMS
 
 EOS = 5
 PREFIX = [7, 3, 7, 3, 1, 2, 7, 3, 9, 9, 4, 4, 8, 6]
@@ -43,6 +44,8 @@ options = st.fixed_dictionaries(
         "max_skips": st.sampled_from([0, 0, 2]),
         "preemption_victim": st.sampled_from(sorted(VICTIMS)),
         "max_preemptions": st.sampled_from([0, 0, 2]),
+        "num_cpu_blocks": st.sampled_from([0, 0, 1, 4, 40]),  # 0: preempted ones are computed again
+        "resume_order": st.sampled_from(["oldest", "smallest"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
         "windows": st.sampled_from([(0,), (0,), (0, 0), (0, 5), (3,), (1, 0, 8)]),
     }
@@ -57,6 +60,10 @@ class Schedules(RuleBasedStateMachine):
         self.windows = options["windows"]
         if not options["enable_prefix_caching"] and POLICIES[options["scheduling_policy"]].arrange:
             options = options | {"scheduling_policy": "fcfs"}
+        if options["scheduling_policy"] == "priority":
+            options = options | {"resume_order": "oldest"}
+        if options["num_cpu_blocks"]:
+            options = options | {"preemption_mode": "swap"}
         self.core = self.make_core(options)
         self.oracle_of_cache = CacheOracle(self.core)
         self.model = self.core.runner.model

@@ -75,7 +75,7 @@ def test_free_memory_in_pieces_that_are_too_short_helps_nobody():
     core.step()
     head = core.scheduler.waiting.head
     assert head.request.id == 4 and core.tables.pool.num_free == 4
-    assert core.scheduler.blocked_because(head) == "it needs 8 blocks; 0 are available"
+    assert core.scheduler.reasons.words(head) == "it needs 8 blocks; 0 are available"
     run(core)
     assert all(core.get(i).status == "finished" for i in range(1, 5))
 

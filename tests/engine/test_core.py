@@ -123,7 +123,7 @@ def test_cancel_ends_all_samples_running_and_preempted():
     core.add_request([1] * 5, SamplingParams(n=3, max_tokens=9, seed=1))
     core.step()
     core.step()
-    core.scheduler.preempt(sample(core, 1, 2), Cause.USER)
+    core.scheduler.preempt([sample(core, 1, 2)], Cause.USER)
     core.cancel(1)
     assert [c.status for c in core.get(1).children] == ["cancelled"] * 3
     assert not core.scheduler.running and not len(core.scheduler.waiting)

@@ -17,7 +17,7 @@ def test_ten_thousand_requests_leave_everything_bounded():
     def held():
         gc.collect()
         index = core.tables.cache
-        return len(core.events), len(core._finished), len(core.scheduler._unexplained), len(index._tombstones)
+        return len(core.events), len(core._finished), len(core.scheduler.reasons.untold), len(index._tombstones)
 
     for i in range(10_000):
         core.add_request(rng.integers(0, VOCAB, 5).tolist(), greedy(1), cache_salt=str(i % 7))
@@ -39,7 +39,7 @@ def test_a_stopped_engine_holds_a_bounded_queue_whatever_is_submitted_and_cancel
     core = make_core(max_waiting_requests=10, max_num_seqs=4, event_capacity=100)
     for _ in range(1000):
         core.cancel(core.add_request([1], greedy(1)))
-    assert len(core.scheduler._unexplained) == 14 and len(core._finished) == 256 and not core._live
+    assert len(core.scheduler.reasons.untold) == 14 and len(core._finished) == 256 and not core._live
 
 
 def bookkeeping(num_seqs: int, *, num_blocks: int = 8192, num_waiting: int = 0) -> tuple[float, float]:
@@ -61,7 +61,7 @@ def bookkeeping(num_seqs: int, *, num_blocks: int = 8192, num_waiting: int = 0) 
         core.add_request([i % VOCAB, i // VOCAB % VOCAB, 1, 2], greedy(100))
     while len(core.scheduler.running) < num_seqs or any(seq.is_prefill for seq in core.scheduler.running):
         core.step()
-    core.scheduler._unexplained.clear()  # the line has been told why it waits, 64 a step
+    core.scheduler.reasons.untold.clear()  # the line has been told why it waits, 64 a step
     steps, snapshots = [], []
     for _ in range(30):
         start = time.thread_time()

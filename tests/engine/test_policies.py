@@ -18,7 +18,7 @@ def admitted(core):
 
 
 def why(core, request_id):
-    return core.scheduler.blocked_because(core.get(request_id).children[0])
+    return core.scheduler.reasons.words(core.get(request_id).children[0])
 
 
 def as_alone(core, *ids):

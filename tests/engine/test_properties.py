@@ -35,6 +35,7 @@ class LlamaSchedules(Schedules):
             dtype=torch.float32,
             device="cpu",
             kernels=self.kernels,
+            num_cpu_blocks=config.num_cpu_blocks,
         )
         return EngineCore(Breakable(self.llama), storage, config, eos_token_ids=[EOS])
 

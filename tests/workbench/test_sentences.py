@@ -16,6 +16,7 @@ NUMBERS = {
     "needed_by": 11, "needed_by_child": 2, "cached": 1, "released_blocks": 15, "recompute_tokens": 231,
     "total_tokens": 295, "output_tokens": 160, "cached_blocks": 10, "freed_blocks": 1, "limit": 160,
     "prefill_tokens": 52, "decode_tokens": 12, "running": 10, "waiting": 2, "sequences": 13, "seconds": 0.045,
+    "used_host_blocks": 12,
 }  # fmt: skip
 NEVER = re.compile(r"successfully|!|unfortunately|sorry|please|should have|your fault|error:", re.IGNORECASE)
 

@@ -23,7 +23,10 @@ _EVERY = 0.5  # seconds between redraws while the engine runs
 
 FILTERS: dict[str, tuple[str, frozenset[EventKind]]] = {
     "all": ("All", frozenset(EventKind)),
-    "preempted": ("Preempted", frozenset({EventKind.PREEMPTED, EventKind.RESUMED})),
+    "preempted": (
+        "Preempted",
+        frozenset({EventKind.PREEMPTED, EventKind.SWAPPED_OUT, EventKind.SWAPPED_IN, EventKind.RESUMED}),
+    ),
     "evicted": ("Evicted", frozenset({EventKind.EVICTED, EventKind.CACHE_RESET})),
     "copied": ("Copied", frozenset({EventKind.COPIED, EventKind.FORKED})),
     "cache": ("Cache hits and misses", frozenset({EventKind.CACHE_HIT, EventKind.CACHE_MISS})),
