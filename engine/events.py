@@ -23,7 +23,7 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | SWAPPED_OUT | the blocks of preempted samples are moved to host memory, each once | as PREEMPTED | blocks, bytes, samples, used_host_blocks |
 | SWAPPED_IN | and back | CAPACITY | blocks, bytes, samples, used_host_blocks |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens; from host memory: swapped_tokens |
-| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING, DECODE_STEP | needed, available, reserved, behind (request id) |
+| BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING, DECODE_STEP, SHARED_PREFIX | needed, available, reserved, behind (request id) |
 | FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit |
 | CANCELLED | it was ended from outside | USER, CLOSED, DEADLINE | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
@@ -113,6 +113,7 @@ class Cause(StrEnum):
     AFTER_PREEMPTION = "after_preemption"
     BATCH_RUNNING = "batch_running"
     DECODE_STEP = "decode_step"
+    SHARED_PREFIX = "shared_prefix"
     SWAPPED_IN = "swapped_in"
     PRIORITY = "priority"
     DEADLINE = "deadline"

@@ -84,6 +84,8 @@ class Blocked(NamedTuple):
             return f"it needs {_count(self.needed, 'token')} and the budget of the step is spent"
         if self.cause is Cause.BATCH_RUNNING:
             return "nobody joins a static batch before all of it have ended"
+        if self.cause is Cause.SHARED_PREFIX:
+            return f"request {self.behind} is about to compute {_count(self.needed, 'token')} that both begin with"
         if self.cause is Cause.DECODE_STEP:
             return "a step that decodes takes in no prefill"
         if self.cause is Cause.AFTER_PREEMPTION:

@@ -98,6 +98,7 @@ _REASONS = {
     Cause.TOKEN_BUDGET: "the token budget of this step is used up",
     Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
     Cause.AFTER_PREEMPTION: "a step that preempts admits nobody",
+    Cause.SHARED_PREFIX: "another is about to compute what both begin with",
     Cause.DECODE_STEP: "a step that decodes takes in no prefill",
     Cause.SWAPPED_IN: "its KV came back from host memory",
     Cause.BATCH_RUNNING: "the static batch still runs",

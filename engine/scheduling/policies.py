@@ -10,24 +10,25 @@
 | prefill-first | by arrival; a step computes prompts, or one token for everybody, never both | by arrival | vLLM of 2023 |
 | static | by arrival; nobody joins a batch before all of it have ended | by arrival | transformers |
 
+With lpm and dfs-weight, of several that wait with a long uncached prefix in common one goes first and warms the cache.
 Whoever was preempted goes before everyone who never ran (with priority: in its place). Victims are taken from the end of the
 running order. A policy is a few keys; the rules that all of them obey stand in `scheduler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..kvcache.prefix_cache import Hit
-from ..request import Sequence
+from ..events import Cause
+from ..kvcache.prefix_cache import ExtraKeys, Hit
+from ..request import Blocked, Sequence
 
-MAX_CACHE_AWARE = (
-    128  # of a longer line the order of arrival holds: looking everyone up in every step would cost too much
-)
-UNCACHED = 32  # tokens: who finds no more than this waits while another that starts with the same so many computes them
+MAX_CACHE_AWARE = 128  # of a longer line the order of arrival holds: to look everyone up in every step costs too much
+WORTH_WAITING = 32  # tokens of a common prefix
 Key = tuple[int, ...]
 Find = Callable[[Sequence], Hit]
+Hits = dict[Sequence, Hit]  # of those that never ran, by arrival
 
 
 def by_arrival(seq: Sequence) -> Key:
@@ -42,27 +43,37 @@ def by_prompt_length(seq: Sequence) -> Key:
     return (seq.request.num_prompt_tokens, *seq.key)
 
 
-def longest_prefix_first(line: Iterable[Sequence], find: Find) -> list[Sequence]:
-    """Who finds most of its text in the cache goes first. Of those that find next to nothing and start alike one goes first, and
-    the others, which would compute the same at the same time, wait until it is there to be found."""
-    waiting = sorted(line, key=by_arrival)
-    cached = {seq: find(seq).num_tokens for seq in waiting}
-    waiting.sort(key=lambda seq: -cached[seq])
-    starts: set[bytes] = set()
-    first, later = [], []
-    for seq in waiting:
-        start = seq.token_ids[:UNCACHED].tobytes()
-        duplicate = cached[seq] <= UNCACHED and seq.num_tokens > UNCACHED and start in starts
-        (later if duplicate else first).append(seq)
-        starts.add(start)
-    return first + later
+def longest_prefix_first(hits: Hits) -> list[Sequence]:
+    """Who finds most of its text in the cache goes first; equal ones in order of arrival."""
+    return sorted(hits, key=lambda seq: -hits[seq].num_tokens)
 
 
-def depth_first_by_weight(line: Iterable[Sequence], find: Find) -> list[Sequence]:
+def depth_first_by_weight(hits: Hits) -> list[Sequence]:
     """Walk the tree of the prefixes that are cached; of two branches the one under which more wait comes first, so that a branch is
     used up before its blocks are needed for another. Equal weights: in order of arrival."""
-    hits = [(seq, find(seq)) for seq in sorted(line, key=by_arrival)]
-    return _walk([(seq, hit.tables[0] if hit.tables else []) for seq, hit in hits], 0)
+    return _walk([(seq, hit.tables[0] if hit.tables else []) for seq, hit in hits.items()], 0)
+
+
+def held_back(order: list[Sequence], hits: Hits, running: list[Sequence], block_size: int) -> dict[Sequence, Blocked]:
+    """Who waits because another, ahead of it or in its prefill now, computes a prefix that both have: at least the next
+    `WORTH_WAITING` tokens that it does not find. One warms the cache, the others find it."""
+    held: dict[Sequence, Blocked] = {}
+    leaders: dict[tuple[ExtraKeys, bytes], Sequence] = {}
+    prefills = [seq for seq in running if seq.is_prefill]
+    for seq in order:
+        found, keys = hits[seq].num_tokens, seq.request.extra_keys
+        end = found // block_size * block_size + -(-WORTH_WAITING // block_size) * block_size
+        if end >= seq.num_tokens or seq.request.lacks_prompt_logprobs:
+            continue
+        start = seq.token_ids[:end]
+        leader = leaders.setdefault((keys, start.tobytes()), seq)
+        if leader is seq:
+            busy = (other for other in prefills if other.num_computed_tokens < end <= other.prefill_end)
+            same = (other for other in busy if other.request.extra_keys == keys and other.token_ids[:end] == start)
+            leader = next(same, seq)
+        if leader is not seq:
+            held[seq] = Blocked(Cause.SHARED_PREFIX, needed=end - found, behind=leader.request.id)
+    return held
 
 
 def _walk(branch: list[tuple[Sequence, list[int]]], depth: int) -> list[Sequence]:
@@ -85,7 +96,7 @@ class Policy:
 
     line_key: Callable[[Sequence], Key] = by_arrival
     run_key: Callable[[Sequence], Key] = by_arrival
-    arrange: Callable[[Iterable[Sequence], Find], list[Sequence]] | None = None  # the line's order at each admission
+    arrange: Callable[[Hits], list[Sequence]] | None = None  # the line's order at each admission
     preempts: bool = False  # does a better place in the line take a worse one's blocks? Then line_key is run_key
     prefill_first: bool = False
     is_static: bool = False

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from ..request import Sequence
-from .policies import MAX_CACHE_AWARE, Find, Key, Policy
+from ..request import Blocked, Sequence
+from .policies import MAX_CACHE_AWARE, Find, Key, Policy, held_back
 
 
 class WaitingQueue:
@@ -25,6 +25,7 @@ class WaitingQueue:
         self._preempted: list[Sequence] = []  # by _resume_key; at most as many as can run
         self._fresh: list[Sequence] = []  # by line_key, or as `arrange` put them
         self._is_arranged = False
+        self.held: dict[Sequence, Blocked] = {}  # at the end of the line, by the latest `arrange`
         self.num_prompt_tokens = 0  # of requests that were never admitted
         self._admissions: deque[float] = deque(maxlen=32)  # when the latest were admitted, time.monotonic()
 
@@ -69,12 +70,17 @@ class WaitingQueue:
     def _resume_key(self, seq: Sequence) -> Key:
         return (seq.num_tokens if self.smallest_first else 0, *self.policy.run_key(seq))
 
-    def arrange(self, find: Find) -> None:
-        """Put those that never ran in the order that the cache suggests, where the policy asks it and the line is short enough."""
+    def arrange(self, find: Find, running: list[Sequence], block_size: int) -> None:
+        """Put those that never ran in the order that the cache suggests, where the policy asks it and the line is short enough;
+        whoever is held back for the sake of a common prefix stands at the end, in `held`."""
+        self.held = {}
         if self.policy.arrange is None or not self._fresh:
             return
         if len(self._fresh) <= MAX_CACHE_AWARE:
-            self._fresh, self._is_arranged = self.policy.arrange(self._fresh, find), True
+            hits = {seq: find(seq) for seq in sorted(self._fresh, key=self.policy.line_key)}
+            order = self.policy.arrange(hits)
+            self.held = held_back(order, hits, running, block_size)
+            self._fresh, self._is_arranged = [seq for seq in order if seq not in self.held] + list(self.held), True
         elif self._is_arranged:
             self._fresh.sort(key=self.policy.line_key)
             self._is_arranged = False

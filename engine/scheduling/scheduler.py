@@ -70,13 +70,14 @@ class Scheduler:
 
     def schedule(self, plan: Plan) -> None:
         """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
+        self.waiting.held = {}
         if self.policy.preempts:
             self._make_way(plan)
         blocked = self._fill_in_phases(plan) if self.policy.prefill_first else self._fill(plan)
         if self.policy.is_static:
             plan.padding_tokens = self._padding(plan)
         head = self.waiting.head
-        self.reasons.note({} if head is None else {head: blocked})
+        self.reasons.note({} if head is None else {head: blocked} | self.waiting.held)
         plan.copies = self.tables.take_copies()
         plan.swap_out, plan.swap_in = self.swap.take_moves()
         if not plan.sequences:
@@ -174,12 +175,15 @@ class Scheduler:
             return Blocked(Cause.BATCH_RUNNING)
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         if seats and budget:
-            self.waiting.arrange(self.tables.find_prefix)
+            self.waiting.arrange(self.tables.find_prefix, self.running, self.tables.block_size)
         longest_chunk = self.config.long_prefill_token_threshold or budget
         why_head, place = None, 0  # place: how many stand before whoever is looked at
         while seq := self.waiting.at(place):
             before = self.waiting.first_places(place)
             if any(passed.num_times_passed >= self.config.max_skips for passed in before):
+                break
+            if seq in self.waiting.held:
+                why_head = why_head or self.waiting.held[seq]
                 break
             is_out = bool(self.swap.members(seq))
             if swapped_out not in (None, is_out):

@@ -112,16 +112,21 @@ def test_the_longest_cached_prefix_goes_first(cache):
     as_alone(core, 2, 3, 4)
 
 
-def test_of_those_that_start_alike_one_goes_first_and_warms_the_cache():
-    core = make_core(scheduling_policy="lpm", max_num_seqs=2, num_blocks=99, max_num_batched_tokens=100)
-    shared = list(range(40))
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+def test_of_those_that_start_alike_one_goes_first_and_warms_the_cache(policy):
+    core = make_core(
+        scheduling_policy=policy, num_blocks=99, max_num_batched_tokens=30, long_prefill_token_threshold=20
+    )
+    shared = [i % 7 + i % 11 for i in range(100)]
     for tail in (90, 91):
         core.add_request([*shared, tail], greedy(2))
-    core.add_request([7, 8, 9], greedy(2))
+    core.add_request([7, 8, 9], greedy(20))
     core.step()
-    assert admitted(core) == [1, 3], "2 waits while 1 computes what both begin with"
+    assert admitted(core) == [1, 3], "there is room, but 2 waits while 1 computes what both begin with"
+    assert why(core, 2) == "request 1 is about to compute 32 tokens that both begin with"
     run(core)
-    assert core.get(2).num_cached_tokens == 40
+    assert core.get(2).num_cached_tokens == 80, "less than 32 tokens were left to share: not worth waiting for"
+    as_alone(core, 1, 2, 3)
 
 
 def test_the_fuller_branch_of_the_tree_is_walked_first():
