@@ -26,6 +26,12 @@ def add_parser(commands) -> None:
     throughput.add_argument("--max-num-seqs", type=at_least(1), default=32, help="sequences in one step (default 32)")
     throughput.add_argument("--seed", type=int, default=0, help="of the requests' lengths and tokens")
 
+    prefix = _benchmark(benchmarks, "prefix", "what a prefix cache saves in a chat, and cache-aware order in a tree")
+    prefix.add_argument("--users", type=at_least(1), default=8, help="who talk at once (default 8)")
+    prefix.add_argument("--turns", type=at_least(1), default=8, help="of each conversation (default 8)")
+    prefix.add_argument("--system", type=at_least(1), default=600, help="tokens of the shared prompt (default 600)")
+    prefix.add_argument("--new", type=at_least(1), default=32, help="new tokens a turn (default 32)")
+
     gpu = benchmarks.add_parser("gpu", help="every Triton kernel against float64 and the ceilings, and decode steps")
     add_gpu_options(gpu)
     gpu.set_defaults(run=lambda options: importlib.import_module(".gpu", __name__).run(options))

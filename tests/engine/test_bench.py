@@ -64,3 +64,16 @@ def test_a_benchmark_prints_a_floor_and_a_peer_for_every_figure(tiny_folder, tmp
     printed, figures = capsys.readouterr().out, json.loads(file.read_text())
     assert "transformers" in printed and "floor" in printed and "GB/s" in figures["ceilings"]
     assert len(figures["rows"]) == rows and all(row[column] and row["share of floor"] for row in figures["rows"])
+
+
+def test_the_prefix_benchmark_finds_more_with_a_cache_and_in_the_order_of_the_cache(tiny_folder, tmp_path):
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    file = tmp_path / "figures.json"
+    arguments = "bench prefix --users 2 --turns 2 --system 40 --new 3 --dtype float32 --repeats 1 --model".split()
+    options = parser.parse_args([*arguments, str(tiny_folder), "--json", str(file)])
+    assert options.run(options) == 0
+    found = {(row["workload"], row["engine"]): row["found"] for row in json.loads(file.read_text())["rows"]}
+    assert found["chat", "no cache"] == 0 < found["chat", "hash chain"] < found["chat", "radix tree"]
+    for cache in ("hash chain", "radix tree"):
+        assert found["tree", f"{cache}, lpm"] >= found["tree", f"{cache}, fcfs"] > 0
