@@ -18,6 +18,7 @@ SHORT = {
     "02_sharing_and_copy_on_write.ipynb": {"NEW_TOKENS": 8},
     "03_continuous_batching.ipynb": {"NUM_REQUESTS": 8, "MEAN_TOKENS": 12, "SEATS": 4},
     "04_prefix_caching.ipynb": {"NUM_USERS": 3, "NUM_TURNS": 3, "SYSTEM_TOKENS": 300, "NEW_TOKENS": 8},
+    "05_preemption.ipynb": {"NUM_REQUESTS": 6, "NEW_TOKENS": 40, "POOL_TOKENS": 320},
 }
 
 
@@ -113,4 +114,14 @@ def test_prefix_caching_finds_what_was_computed_before(tmp_path):
     chat, shots, tree = found[:3], found[3:6], found[6:]
     assert chat[0] == shots[0] == 0 < chat[1] < chat[2] and shots[1] < shots[2]
     assert tree[1] >= tree[0] and tree[3] >= tree[2], "lpm finds no less than fcfs"
+    assert num_figures(notebook) == 2
+
+
+def test_preempted_requests_lose_time_and_no_text(tmp_path):
+    notebook, seconds = run("05_preemption.ipynb", tmp_path)
+    assert seconds < SECONDS
+    lost = re.findall(r"(recompute|swap) *: (\d+) preemptions, (\d+) tokens computed again", words(notebook))
+    assert [mode for mode, _, _ in lost] == ["recompute", "swap"]
+    assert all(int(preemptions) for _, preemptions, _ in lost)
+    assert int(lost[0][2]) > 0 == int(lost[1][2])
     assert num_figures(notebook) == 2
