@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..events import Cause, EventKind, Journal
-from ..metrics import Metrics
+from ..metrics import BlockClock, Metrics
 from .block_pool import NULL_BLOCK, BlockPool
 from .prefix_cache import Hit, Miss, PrefixCache, Text
 
@@ -39,6 +39,7 @@ class CachedText:
         self.enable_prefix_caching = enable_prefix_caching
         self.journal = journal
         self.metrics = metrics
+        self.clock = BlockClock(pool.num_blocks, metrics)
 
     def _text(self, seq: Sequence) -> Text:
         if seq.text is None:
@@ -82,6 +83,7 @@ class CachedText:
         }
         self._uncache(block, self.pool.why_evicted(block), numbers)
         self.metrics.count("kvscope:blocks_evicted_total")
+        self.clock.evicted(block, self.journal.time)
 
     def _give_up_spare(self, block: int) -> None:
         """Nobody reads this block any more. Its text goes when another block holds it too and nothing continues it; else,

@@ -14,6 +14,7 @@ import torch
 
 from ..events import Cause, EventKind
 from ..kvcache.storage import KVStorage
+from ..latency import inter_token_latency
 from ..metrics import Metrics
 from ..request import Request, RequestStatus, Sequence
 from ..sampling.logprobs import of_prompt
@@ -80,7 +81,7 @@ class Lifecycle:
         for seq, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             if seq.status is RequestStatus.RUNNING:
                 self.tables.advance(seq, num_tokens)
-        self.metrics.count("kvscope:computed_tokens_total", plan.prefill_tokens + plan.decode_tokens)
+        self.metrics.step_computed(plan.prefill_tokens + plan.decode_tokens, plan.padding_tokens)
         for seq, its_draws in chosen:
             if seq.status is not RequestStatus.RUNNING:
                 continue
@@ -118,9 +119,9 @@ class Lifecycle:
         self.metrics.count("vllm:generation_tokens_total")
         if request.metrics.first_token is None:
             request.metrics.first_token = now
-            self.metrics.observe("vllm:time_to_first_token_seconds", now - request.metrics.arrival)
+            self.metrics.prompt_computed(request)
         if seq.last_token_time:
-            self.metrics.observe("vllm:inter_token_latency_seconds", now - seq.last_token_time)
+            self.metrics.observe("vllm:inter_token_latency_seconds", inter_token_latency(seq.last_token_time, now))
         seq.last_token_time = now
 
     # --- the end of a sample --------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ class Lifecycle:
         cause = _fault_cause(fault)
         for request, samples in [(request, live) for request in requests if (live := _live(request))]:
             request.error = fault
+            self.metrics.count("vllm:corrupted_requests_total", cause is Cause.NAN_LOGITS)
             blocks = {block for seq in samples for table in seq.block_tables for block in table}
             for seq in samples:
                 if cause is Cause.NAN_LOGITS:
@@ -198,11 +200,9 @@ class Lifecycle:
             self._ended.append(request)
             request.metrics.finished = self.journal.time
             request.metrics.num_output_tokens = max(child.num_output_tokens for child in request.children)
+            request.metrics.num_preemptions = sum(child.num_preemptions for child in request.children)
             if status is RequestStatus.FINISHED:
-                if request.metrics.num_output_tokens > 1:
-                    self.metrics.observe("vllm:request_time_per_output_token_seconds", request.metrics.tpot)
-                self.metrics.observe("vllm:request_prompt_tokens", request.num_prompt_tokens)
-                self.metrics.observe("vllm:e2e_request_latency_seconds", self.journal.time - request.metrics.arrival)
+                self.metrics.request_finished(request)
 
 
 def _drawing(draws: list[int], chosen: list[tuple[Sequence, list[int]]]) -> list[Request]:
