@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from kvscope.kernels import ops
 from kvscope.kernels.cpu import compiler
@@ -25,6 +23,7 @@ from .kvcache.storage import KVStorage
 from .models import hub
 from .models.hub_client import first_line, is_hub_name, shortened
 from .models.loader import load_model
+from .pool_size import Loading, decide_num_blocks
 
 if TYPE_CHECKING:
     from kvscope.kernels.ops import Ops
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from .models.base import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MOST_DEFAULT_BLOCKS = 512
-LEAST_DEFAULT_BLOCKS = 16
-DEFAULT_MEMORY_SHARE = 0.1  # of free memory, for the default pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,9 @@ def assemble(config: EngineConfig) -> Assembly:
         compiler.warm_up(("common", str(dtype).removeprefix("torch.")), compiler.ProgressBar())
     files = hub.resolve(config.model)
     tokenizer = _load_tokenizer(config, files)
+    loading = Loading(device)
     model = load_model(files, dtype=dtype, device=device, kernels=kernels)
-    num_blocks = _num_blocks(config, model, kernels)
+    num_blocks = decide_num_blocks(config, model.spec, kernels, loading)
     max_model_len = _max_model_len(config.max_model_len, model)
     config = replace(
         config,
@@ -68,6 +65,8 @@ def assemble(config: EngineConfig) -> Assembly:
         kernels=kernels.name,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        kv_cache_memory_bytes=None,  # decided: num_blocks says it
+        gpu_memory_utilization=None,
         num_threads=num_threads,
         weights_source=files.source,
     )
@@ -152,47 +151,6 @@ def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops, num_c
         kernels=kernels,
         num_cpu_blocks=num_cpu_blocks,
     )
-
-
-def _num_blocks(config: EngineConfig, model: Model, kernels: Ops) -> int:
-    spec, size = model.spec, config.block_size
-    block_bytes = KVStorage.block_bytes_of(spec.kv_groups, block_size=size, dtype=spec.dtype, kernels=kernels)
-    free = free_memory(spec.device)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        fitting = int(free * DEFAULT_MEMORY_SHARE) // block_bytes
-        num_blocks = max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
-    if num_blocks * block_bytes > free:
-        raise ValueError(
-            f"num_blocks={num_blocks}: the pool would take {num_blocks * block_bytes // 2**20} MiB with "
-            f"block_size={size}, and {free // 2**20} MiB are free"
-        )
-    host = config.num_cpu_blocks * block_bytes
-    if spec.device.type != "cpu":
-        free = free_memory(torch.device("cpu"))
-    elif host:
-        free -= num_blocks * block_bytes
-    if host > free:
-        raise ValueError(
-            f"num_cpu_blocks={config.num_cpu_blocks}: they would take {host // 2**20} MiB of host memory, and "
-            f"{free // 2**20} MiB are free beside the pool"
-        )
-    return num_blocks
-
-
-def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can still be taken: of the GPU, or of the machine and of this process's container."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or "max": no limit
-        return free
-    # File pages that nobody uses count as used there, but the kernel gives them up.
-    return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
 
 
 def _info(config: EngineConfig, model: Model, storage: KVStorage, num_threads: int, max_model_len: int) -> EngineInfo:

@@ -25,6 +25,7 @@ _CHOICES = {
 _AT_LEAST = {
     "block_size": 1,
     "num_blocks": 2,
+    "kv_cache_memory_bytes": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "max_model_len": 1,
@@ -53,6 +54,9 @@ class EngineConfig:
     seed                    of requests that bring none
     block_size, num_blocks  tokens a block; blocks in the pool, the null block included. Default pool: the
                             smaller of 512 blocks and 10 % of free memory
+    kv_cache_memory_bytes   the pool by its size in bytes, in place of num_blocks
+    gpu_memory_utilization  the pool by a share: weights and pool together take this much of the GPU's memory, on a CPU of what
+                            was free before the model was loaded
     max_num_seqs            sequences in one step
     max_num_batched_tokens  tokens in one step, prefill and decode together (the chunked-prefill budget)
     max_model_len           longest prompt + output; default: what the model was trained for
@@ -101,6 +105,8 @@ class EngineConfig:
     seed: int = 0
     block_size: int = 16
     num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
@@ -155,6 +161,13 @@ class EngineConfig:
             object.__setattr__(self, name, int(value))
         if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark!r}: must be a share of the pool from 0 to below 1")
+        share = self.gpu_memory_utilization
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+            raise ValueError(f"gpu_memory_utilization={share!r}: must be a share of memory above 0, at most 1")
+        sizes = ("num_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization")
+        given = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: each says how large the pool is; give one of them")
         if self.cache_salt is not None and not self.enable_prefix_caching:
             raise ValueError(f"cache_salt={self.cache_salt!r}: needs enable_prefix_caching=True")
 
@@ -222,6 +235,8 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     block_size: int
     num_blocks: int | None
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float | None
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from kvscope.engine import EngineConfig, assembly
-from kvscope.engine.assembly import assemble, free_memory
+from kvscope.engine import EngineConfig
+from kvscope.engine.assembly import assemble
 from kvscope.kernels.cpu import compiler
 
 PLAIN = {"dtype": "float32", "kernels": "reference"}
@@ -43,38 +43,6 @@ def test_every_none_and_auto_is_decided(tiny_folder):
 def test_auto_is_bfloat16_only_where_the_cpu_multiplies_it(monkeypatch, tiny_folder, flags, dtype):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     assert config_of(tiny_folder, dtype="auto", device="cpu").dtype == dtype
-
-
-def test_the_default_pool_is_the_smaller_of_512_blocks_and_a_tenth_of_free_memory(monkeypatch, tiny_folder):
-    block = assemble(EngineConfig.from_options(tiny_folder, PLAIN)).info.block_bytes
-    for free, num_blocks in ((block * 10_000, 512), (block * 1000, 100), (block * 20, 16)):
-        monkeypatch.setattr(assembly, "free_memory", lambda device, free=free: free)
-        assert config_of(tiny_folder).num_blocks == num_blocks
-    with pytest.raises(
-        ValueError, match=r"num_blocks=21: the pool would take \d+ MiB with block_size=16, and \d+ MiB are free"
-    ):
-        config_of(tiny_folder, num_blocks=21)
-
-
-@pytest.mark.parametrize("block_size", [10**7, 10**30])
-def test_a_block_larger_than_memory_is_said_before_any_is_taken(monkeypatch, tiny_folder, block_size):
-    monkeypatch.setattr(assembly, "free_memory", lambda device: 2**30)
-    monkeypatch.setattr(assembly, "KVStorage", type("NoStorage", (assembly.KVStorage,), {"__init__": None}))
-    with pytest.raises(
-        ValueError, match=rf"^num_blocks=16: the pool would take \d+ MiB with block_size={block_size}, and"
-    ):
-        config_of(tiny_folder, block_size=block_size)
-
-
-def test_the_memory_of_a_container_counts(tmp_path):
-    cpu = torch.device("cpu")
-    machine = free_memory(cpu, tmp_path)
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 150000\n")
-    assert free_memory(cpu, tmp_path) == 450_000 < machine
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(cpu, tmp_path) > 1_000_000
 
 
 def test_the_context_may_be_shorter_than_the_models_but_not_longer(tiny_folder):
