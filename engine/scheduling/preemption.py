@@ -45,40 +45,39 @@ class VictimChoice:
     def for_one(self, running: list[Sequence], i: int, count: int = 1) -> list[Sequence]:
         """So that the `count` sequences from `running[i]` on, which go together, get the blocks that they lack."""
         seq, younger = running[i], running[i + count :]
-        if self.gangs:
-            strangers = [other for other in younger if other.request is not seq.request]
-            if strangers:
-                return self._whole(self._pick(strangers), running)
-        if i and not self._is_spared(seq) and all(map(self._is_spared, younger)):
-            return self._whole(seq, running) if seq.request.advances_together else [seq]
-        victim = self._pick(younger) if younger else seq
-        return self._whole(victim, running) if victim.request.advances_together else [victim]
+        victim = self._choose(seq, i, (self.gangs and self._strangers(seq, younger)) or younger)
+        if victim.request is seq.request and not seq.request.advances_together:
+            return [victim]  # older samples may stand in this step already
+        return self.gang(victim, running)
 
     def for_gang(self, running: list[Sequence], i: int) -> list[Sequence]:
         """So that all samples of a request, whose first one is `running[i]`, can get a block in each KV group; nobody where
         that is so already, where samples count alone, and where there is no other request to go."""
-        request = running[i].request
-        if not self.gangs or request.params.n == 1 or (i and running[i - 1].request is request):
+        seq = running[i]
+        if not self.gangs or seq.request.params.n == 1 or (i and running[i - 1].request is seq.request):
             return []
-        samples = sum(seq.request is request for seq in running[i:])
+        samples = sum(other.request is seq.request for other in running[i:])
         if samples == 1 or samples * len(self.tables.groups) <= self.tables.pool.num_free:
             return []
-        strangers = [other for other in running[i + 1 :] if other.request is not request]
-        if strangers:
-            return self._whole(self._pick(strangers), running)
-        return self._whole(running[i], running) if i else []
-
-    def gang(self, seq: Sequence, running: list[Sequence]) -> list[Sequence]:
-        """Who goes with a victim that is taken for someone else's sake."""
-        return self._whole(seq, running) if self.gangs or seq.request.advances_together else [seq]
+        strangers = self._strangers(seq, running[i + 1 :])
+        return self.gang(self._choose(seq, i, strangers), running) if strangers or i else []
 
     @staticmethod
-    def _whole(seq: Sequence, running: list[Sequence]) -> list[Sequence]:
-        return [other for other in running if other.request is seq.request]
+    def _strangers(seq: Sequence, others: list[Sequence]) -> list[Sequence]:
+        return [other for other in others if other.request is not seq.request]
 
-    def _pick(self, candidates: list[Sequence]) -> Sequence:
-        free = [seq for seq in candidates if not self._is_spared(seq)]
-        return max(reversed(free or candidates), key=lambda seq: self.rule(seq, self.tables))
+    def _choose(self, seq: Sequence, i: int, younger: list[Sequence]) -> Sequence:
+        """One of the younger, by the rule; `seq` itself, at place i, where nobody is, or where it alone is not to be spared."""
+        if not younger or (i and not self._is_spared(seq) and all(map(self._is_spared, younger))):
+            return seq
+        free = [other for other in younger if not self._is_spared(other)]
+        return max(reversed(free or younger), key=lambda other: self.rule(other, self.tables))
+
+    def gang(self, seq: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Who goes with it: nobody, or all running samples of its request."""
+        if self.gangs or seq.request.advances_together:
+            return [other for other in running if other.request is seq.request]
+        return [seq]
 
     def _is_spared(self, seq: Sequence) -> bool:
         return 0 < self.max_preemptions <= seq.num_preemptions
