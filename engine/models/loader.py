@@ -41,15 +41,15 @@ def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
     except UnsupportedModel as reason:
         from .transformers_adapter import load_adapter
 
+        if kernels.batch_invariant:
+            raise ValueError(
+                f"batch_invariant=True: {files.name} is computed by transformers, whose products depend on the batch; the "
+                f"native decoder does not take it: {reason}"
+            ) from reason
         try:
-            if kernels.batch_invariant:
-                raise ValueError(
-                    f"batch_invariant=True: {files.name} is computed by transformers, whose products depend on the batch"
-                )
             return load_adapter(files, dtype=dtype, device=device, kernels=kernels)
-        except ValueError as error:
-            error.add_note(f"The native decoder does not take it either: {reason}")
-            raise
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{error} The native decoder does not take it either: {reason}.") from error
 
     def build() -> DecoderWeights:
         with Checkpoint(files.folder) as checkpoint:

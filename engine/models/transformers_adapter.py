@@ -23,7 +23,7 @@ import torch
 
 from .adapter_attention import NAME, STEP, AttentionStep, register
 from .adapter_probe import probe
-from .base import KVGroup, ModelSpec
+from .base import ModelSpec, group_layers
 from .decoder_config import UnsupportedModel
 from .hub_client import first_line
 from .loader import eos_token_ids, read_config
@@ -53,6 +53,7 @@ class AdapterWeights:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    windows: tuple[int, ...]  # of each layer; 0 = all
     num_parameters: int
     num_bytes: int
     tied_embeddings: bool
@@ -106,7 +107,7 @@ def load_adapter(
             head_dim=weights.head_dim,
             vocab_size=weights.module.get_output_embeddings().weight.shape[0],
             max_model_len=_max_model_len(text),
-            kv_groups=(KVGroup(tuple(range(text.num_hidden_layers)), weights.num_kv_heads, weights.head_dim),),
+            kv_groups=group_layers(weights.windows, weights.num_kv_heads, weights.head_dim),
             dtype=dtype,
             device=device,
             eos_token_ids=eos_token_ids(files.folder, config),
@@ -120,35 +121,35 @@ def load_adapter(
 
 
 def _servable_class(config: PreTrainedConfig) -> Any:
-    """The class that generates text for this config; refuses what its config alone shows to be out of reach."""
+    """The class that generates text for this config; refuses what its config alone shows to be out of reach, with all that
+    stands in the way."""
     from transformers import AutoModelForCausalLM
 
+    reasons = []
     if config.is_encoder_decoder:
-        raise UnsupportedModel("it is an encoder-decoder, whose cross-attention is not over pages")
+        reasons.append("it is an encoder-decoder, whose cross-attention is not over pages")
     if getattr(config, "quantization_config", None):
-        raise UnsupportedModel("its weights are quantized in a way that only its own library can undo")
+        reasons.append("its weights are quantized in a way that only its own library can undo")
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS
     if kinds:
-        raise UnsupportedModel(
-            f"it has layers of the kind {', '.join(sorted(kinds))}, whose state is not K and V pages"
-        )
+        reasons.append(f"it has layers of the kind {', '.join(sorted(kinds))}, whose state is not K and V pages")
     for kind in _rope_types(getattr(text, "rope_parameters", None)):
         if kind in _BATCH_BOUND_ROPE:
-            raise UnsupportedModel(
+            reasons.append(
                 f"transformers computes rope_type={kind!r} from the longest sequence of the batch, so a request's text "
                 "would depend on its batch mates"
             )
-    try:
-        model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError:
-        raise UnsupportedModel(
-            f"transformers has no text-generating class for model_type={config.model_type!r}"
-        ) from None
-    parameters = inspect.signature(model_class.forward).parameters
-    lacking = [name for name in ("position_ids", "logits_to_keep") if name not in parameters]
-    if lacking:
-        raise UnsupportedModel(f"{model_class.__name__}.forward takes no {' and no '.join(lacking)}")
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        reasons.append(f"transformers has no text-generating class for model_type={config.model_type!r}")
+    else:
+        parameters = inspect.signature(model_class.forward).parameters
+        lacking = [name for name in ("position_ids", "logits_to_keep") if name not in parameters]
+        if lacking:
+            reasons.append(f"{model_class.__name__}.forward takes no {' and no '.join(lacking)}")
+    if reasons:
+        raise UnsupportedModel("; ".join(reasons))
     return model_class
 
 
@@ -196,6 +197,7 @@ def _load(
         num_heads=calls[0].num_heads,
         num_kv_heads=calls[0].num_kv_heads,
         head_dim=calls[0].head_dim,
+        windows=tuple(call.window for call in calls),
         num_parameters=sum(tensor.numel() for tensor in parameters),
         num_bytes=sum(tensor.numel() * tensor.itemsize for tensor in parameters),
         tied_embeddings=embedding.data_ptr() == head.data_ptr(),

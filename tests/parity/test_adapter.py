@@ -64,6 +64,30 @@ def test_greedy_ids_survive_chunks_preemption_and_a_warm_cache(checkpoint, model
     check(*load(folder), folder, SPLIT)
 
 
+@pytest.mark.parametrize("model_type", sorted(models.OPTIONS))
+def test_logits_are_those_of_transformers(checkpoint, model_type):
+    folder = checkpoint(model_type)
+    model, kernels = load(folder)
+    logits = HandDealt(model, kernels).step({0: PROMPTS[2]}, all_logits=True)
+    torch.testing.assert_close(logits, tiny.oracle_logits(folder, PROMPTS[2]), rtol=0, atol=1e-4)
+
+
+def test_layers_with_a_window_give_back_what_they_no_longer_see(checkpoint):
+    """24 tokens in blocks of 4 and a window of 12: the group holds what one token sees, and the answer stays."""
+    folder = checkpoint("gemma2")
+    model, kernels = load(folder)
+    assert [(group.layers, group.window) for group in model.spec.kv_groups] == [((1,), 0), ((0,), 12)]
+    core = make_core(model, kernels, Setting(4, 64, "off", "ample", "alone"), PROMPTS[:1])
+    request = core.add_request(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    while core.get(request).children[0].num_output_tokens < 20:
+        core.step()
+    everything, windowed = core.get(request).children[0].block_tables
+    assert everything.count(0) == 0 and windowed.count(0) == len(everything) - 3
+    while core.has_work:
+        core.step()
+    assert core.get(request).children[0].output_token_ids == tiny.oracle(folder, PROMPTS[0], 24)
+
+
 def test_the_cpu_kernels_serve_it_too(checkpoint):
     folder = checkpoint("gemma2")  # windows and soft caps
     check(*load(folder, "cpu"), folder, SPLIT)
@@ -254,9 +278,20 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoint, tmp_path, change,
 def test_both_reasons_are_told(tmp_path):
     folder = tiny.tiny_model(tmp_path / "model", "bloom", tokenizer=False)
     kernels = ops.resolve("reference", "cpu", torch.float32)
-    with pytest.raises(ValueError, match="takes no position_ids") as error:
+    message = r"takes no position_ids.*\. The native decoder does not take it either: model_type='bloom'"
+    with pytest.raises(UnsupportedModel, match=message):
         load_model(files_of(folder), dtype=torch.float32, device="cpu", kernels=kernels)
-    assert "The native decoder does not take it either: model_type='bloom'" in error.value.__notes__[0]
+
+
+def test_all_that_a_config_shows_is_told_at_once(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = tiny.tiny_model(tmp_path / "model", "llama", tokenizer=False, rope_parameters=rope)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(
+        UnsupportedModel, match=r"cannot be served: its weights are quantized [^;]*; transformers computes"
+    ):
+        load(folder)
 
 
 def test_remote_code_is_never_run(tmp_path):
