@@ -43,48 +43,15 @@ def by_prompt_length(seq: Sequence) -> Key:
     return (seq.request.num_prompt_tokens, *seq.key)
 
 
-<<<<<<< mine
 def longest_prefix_first(hits: Hits, block_size: int) -> list[Sequence]:
-=======
-def longest_prefix_first(hits: Hits) -> list[Sequence]:
->>>>>>> main
     """Who finds most of its text in the cache goes first; equal ones in order of arrival."""
     return sorted(hits, key=lambda seq: -hits[seq].num_tokens)
 
 
-<<<<<<< mine
 def depth_first_by_weight(hits: Hits, block_size: int) -> list[Sequence]:
     """Walk the tree of the prefixes that are cached, block by block; of two branches the one under which more wait comes first, so
     that a branch is used up before its blocks are needed for another. Equal weights: in order of arrival."""
     return _walk(list(hits), hits, 0, block_size)
-=======
-def depth_first_by_weight(hits: Hits) -> list[Sequence]:
-    """Walk the tree of the prefixes that are cached; of two branches the one under which more wait comes first, so that a branch is
-    used up before its blocks are needed for another. Equal weights: in order of arrival."""
-    return _walk([(seq, hit.tables[0] if hit.tables else []) for seq, hit in hits.items()], 0)
-
-
-def held_back(order: list[Sequence], hits: Hits, running: list[Sequence], block_size: int) -> dict[Sequence, Blocked]:
-    """Who waits because another, ahead of it or in its prefill now, computes a prefix that both have: at least the next
-    `WORTH_WAITING` tokens that it does not find. One warms the cache, the others find it."""
-    held: dict[Sequence, Blocked] = {}
-    leaders: dict[tuple[ExtraKeys, bytes], Sequence] = {}
-    prefills = [seq for seq in running if seq.is_prefill]
-    for seq in order:
-        found, keys = hits[seq].num_tokens, seq.request.extra_keys
-        end = found // block_size * block_size + -(-WORTH_WAITING // block_size) * block_size
-        if end >= seq.num_tokens or seq.request.lacks_prompt_logprobs:
-            continue
-        start = seq.token_ids[:end]
-        leader = leaders.setdefault((keys, start.tobytes()), seq)
-        if leader is seq:
-            busy = (other for other in prefills if other.num_computed_tokens < end <= other.prefill_end)
-            same = (other for other in busy if other.request.extra_keys == keys and other.token_ids[:end] == start)
-            leader = next(same, seq)
-        if leader is not seq:
-            held[seq] = Blocked(Cause.SHARED_PREFIX, needed=end - found, behind=leader.request.id)
-    return held
->>>>>>> main
 
 
 def _walk(branch: list[Sequence], hits: Hits, depth: int, size: int) -> list[Sequence]:
@@ -133,11 +100,7 @@ class Policy:
 
     line_key: Callable[[Sequence], Key] = by_arrival
     run_key: Callable[[Sequence], Key] = by_arrival
-<<<<<<< mine
     arrange: Callable[[Hits, int], list[Sequence]] | None = None  # the line's order at each admission
-=======
-    arrange: Callable[[Hits], list[Sequence]] | None = None  # the line's order at each admission
->>>>>>> main
     preempts: bool = False  # does a better place in the line take a worse one's blocks? Then line_key is run_key
     prefill_first: bool = False
     is_static: bool = False

@@ -78,11 +78,7 @@ class WaitingQueue:
             return
         if len(self._fresh) <= MAX_CACHE_AWARE:
             hits = {seq: find(seq) for seq in sorted(self._fresh, key=self.policy.line_key)}
-<<<<<<< mine
             order = self.policy.arrange(hits, block_size)
-=======
-            order = self.policy.arrange(hits)
->>>>>>> main
             self.held = held_back(order, hits, running, block_size)
             self._fresh, self._is_arranged = [seq for seq in order if seq not in self.held] + list(self.held), True
         elif self._is_arranged:
