@@ -138,7 +138,7 @@ class EngineConfig:
         if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
             raise ValueError(f"model={self.model!r}: must be 'default', a Hugging Face id, a folder or a .gguf file")
         object.__setattr__(self, "model", os.fspath(self.model))
-        if not _is_integer(self.seed):
+        if not is_integer(self.seed):
             raise ValueError(f"seed={self.seed!r}: must be an integer")
         object.__setattr__(self, "seed", int(self.seed))
         for name in ("enable_prefix_caching", "batch_invariant"):
@@ -156,7 +156,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not _is_integer(value) or value < least:
+            if not is_integer(value) or value < least:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
             object.__setattr__(self, name, int(value))
         if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
@@ -220,7 +220,7 @@ class EngineConfig:
         return cls(model=model, **options)  # type: ignore[arg-type]
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """An int or one of numpy's; True is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

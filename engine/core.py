@@ -75,9 +75,7 @@ class EngineCore:
         self._live: dict[int, Request] = {}
         self._finished: OrderedDict[int, Request] = OrderedDict()
         self._num_finished_kept = max(MIN_FINISHED_KEPT, 2 * config.max_num_seqs)
-        self._deadlines: list[
-            tuple[float, int]
-        ] = []  # a heap; of requests that are over, too, until their time has come
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (time, request id), some of them over
         self._last_id = 0
 
     # --- one step -------------------------------------------------------------------------------------------------
@@ -108,6 +106,12 @@ class EngineCore:
         self.journal.time = time.monotonic()
         self.journal.step += 1
         return Plan(step=self.journal.step, started=self.journal.time)
+
+    def _remember_deadline(self, request: Request) -> None:
+        """Those of requests that are over go when they are more than those that live."""
+        heappush(self._deadlines, (request.deadline, request.id))
+        if len(self._deadlines) > 2 * len(self._live):
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._live)
 
     def _end_overdue(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= self.journal.time:
@@ -186,7 +190,8 @@ class EngineCore:
         self._last_id, now = request_id, time.monotonic()
         self.journal.time = now
         try:
-            max_tokens = self.door.check(prompt_token_ids, params, deadline)
+            waited = 0.0 if arrival is None else now - arrival
+            max_tokens = self.door.check(prompt_token_ids, params, priority=priority, deadline=deadline, waited=waited)
             self.door.check_queue(self.scheduler.waiting, len(prompt_token_ids), now)
         except RequestRefused as refusal:
             self.counters.count("kvscope:requests_refused_total")
@@ -209,7 +214,7 @@ class EngineCore:
         )
         self._live[request_id] = request
         if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request_id))
+            self._remember_deadline(request)
         numbers = {"prompt_tokens": len(prompt_token_ids), "max_tokens": max_tokens, "n": params.n}
         if request.beams is not None:
             numbers["beam_width"] = params.n

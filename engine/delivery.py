@@ -48,7 +48,8 @@ def deliver_ends(core: EngineCore, registry: RequestRegistry, request_ids: Itera
         with contextlib.suppress(KeyError):  # told already, or submitted a moment ago and not yet in the core
             record, request = registry.live[request_id], core.get(request_id)
             if request.finished:
-                registry.end(record, request.status.value, request.error)
+                cut = (seq.stop_reason for seq in request.children if seq.finish_cause is Cause.CANCELLED)
+                registry.end(record, request.status.value, request.error, stop_reason=next(cut, None))
 
 
 def _show_beams(request: Request, record: RequestRecord) -> None:

@@ -229,8 +229,11 @@ class Driver:
             )
             with record.lock:
                 record.metrics = core.get(record.request_id).metrics
-        except RequestRefused as refusal:  # told to the caller by submit(); the event and the counter are the core's
-            self.registry.end(record, "failed", refusal)
+        except RequestRefused as refusal:  # the event and the counter are the core's
+            if refusal.cause is Cause.DEADLINE:  # it passed while a step kept the core busy
+                self.registry.end(record, "cancelled", stop_reason="deadline")
+            else:  # told to the caller by submit()
+                self.registry.end(record, "failed", refusal)
         finally:
             with self._lock:
                 self._inbox -= 1
@@ -309,7 +312,7 @@ class Driver:
         to the line meanwhile may count twice, never not at all: the inbox is read first."""
         inbox, inbox_tokens = self._inbox, self._inbox_tokens
         try:
-            core.door.check(record.prompt.token_ids, record.params, record.deadline)
+            core.door.check(record.prompt.token_ids, record.params, priority=record.priority, deadline=record.deadline)
             core.door.check_queue(
                 core.scheduler.waiting,
                 len(record.prompt.token_ids),

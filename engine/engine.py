@@ -82,7 +82,7 @@ class Engine:
         `ChatOptions`): template=, tools=, documents=, add_generation_prompt=, continue_final_message=,
         chat_template_kwargs=.
         `priority`: the lowest number goes first, with scheduling_policy="priority". `deadline`: seconds from now; a request
-        that is not over by then is cancelled, between two steps, and keeps the text that it has.
+        that is not over by then is cancelled, between two steps, and keeps the text that it has; its stop_reason is "deadline".
         Raises TypeError or ValueError with a sentence when the request is bad or can never be served, and
         RequestRefused (a ValueError) when the queue is full.
         """

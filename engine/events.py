@@ -6,7 +6,7 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | kind | about | cause | numbers |
 |---|---|---|---|
 | SUBMITTED | a request arrived | USER | prompt_tokens, max_tokens, n, beam_width (of a beam search) |
-| REFUSED | it can never fit, or is invalid | POOL_TOO_SMALL, CONTEXT_TOO_LONG, QUEUE_FULL, INVALID | needed, available |
+| REFUSED | it can never fit, or is invalid | POOL_TOO_SMALL, CONTEXT_TOO_LONG, QUEUE_FULL, DEADLINE, INVALID | needed, available |
 | ADMITTED | from waiting to running | CAPACITY | prompt_tokens, cached_tokens, waited_steps |
 | CACHE_HIT | prefix found, once per admission | PREFIX_MATCH | cached_tokens, prompt_tokens, blocks, computed_for (request id) |
 | CACHE_MISS | prefix not (wholly) found | NEVER_SEEN, EVICTED, SALT_DIFFERS, FIRST_DIFFERENCE, FULL_BLOCKS_ONLY, NO_FREE_BLOCK (for a copy of the last block) | matched_tokens, prompt_tokens, evicted_step, at_token |

@@ -73,7 +73,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 @dataclass(slots=True)
 class CompletionOutput:
     """One sample. `finish_reason`: "stop" | "length" | "cancelled" | "error", None while it runs; `stop_reason`: the
-    stop string or stop token id that matched, None for EOS and for length."""
+    stop string or stop token id that matched, "deadline" for one that was cancelled when its time was over, else None."""
 
     index: int
     text: str

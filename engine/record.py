@@ -68,7 +68,8 @@ class SampleRecord:
         """The sample has ended; what was held back of its text comes out, unless a stop string or a fault ended it."""
         text, self.text = self.text, None
         self.finish_reason, self.stop_reason = reason, stop_reason
-        if text is not None and reason != "error" and not isinstance(stop_reason, str) and (rest := text.finish()):
+        by_string = reason == "stop" and isinstance(stop_reason, str)
+        if text is not None and reason != "error" and not by_string and (rest := text.finish()):
             self.pieces.append(rest)
 
     def output(self) -> CompletionOutput:
@@ -155,14 +156,14 @@ class RequestRecord:
         self.text_came.notify_all()
         self._wake(self._text_wakers)
 
-    def finish(self, status: str, error: BaseException | None = None) -> None:
+    def finish(self, status: str, error: BaseException | None = None, stop_reason: int | str | None = None) -> None:
         """The request is over: close samples that are still open, wake everyone. Only the first call counts."""
         if self.done:
             return
         for sample in self.samples:
             if sample.finish_reason is None:
                 with contextlib.suppress(Exception):  # text that cannot be made must not keep a request from ending
-                    sample.finish("error" if status == "failed" else "cancelled", None)
+                    sample.finish("error" if status == "failed" else "cancelled", stop_reason)
         self.status, self.error, self.done = status, error, True
         self.publish()
         self.ended.notify_all()

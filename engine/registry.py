@@ -43,10 +43,18 @@ class RequestRegistry:
                 record.handle = weakref.ref(handle)
             return handle
 
-    def end(self, record: RequestRecord, status: str, error: BaseException | None = None) -> None:
-        """The request is over: "finished" | "cancelled" | "failed". Wakes whoever waits for it, or for all."""
+    def end(
+        self,
+        record: RequestRecord,
+        status: str,
+        error: BaseException | None = None,
+        *,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        """The request is over: "finished" | "cancelled" | "failed". Wakes whoever waits for it, or for all. `stop_reason` is
+        what cut off the samples that still ran."""
         with record.lock:
-            record.finish(status, error)
+            record.finish(status, error, stop_reason)
             handle = record.handle()
         with self.lock:
             if self.live.pop(record.request_id, None) is not None:

@@ -10,10 +10,12 @@ must fit at once, and what they surely share is the prompt.
 
 from __future__ import annotations
 
+import math
+import numbers
 from bisect import bisect_right
 from collections.abc import Collection
 
-from ..config import EngineConfig
+from ..config import EngineConfig, is_integer
 from ..events import Cause
 from ..kvcache.block_table import BlockTables
 from ..request import RequestRefused
@@ -31,10 +33,20 @@ class Door:
         self.vocab_size = vocab_size
         self.tables = tables
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams, deadline: float | None = None) -> int:
-        """The request's max_tokens as a number. Raises RequestRefused when it can never be served."""
-        if deadline is not None and not deadline > 0:
-            raise RequestRefused(f"deadline={deadline}: must be more than 0 seconds from arrival", Cause.INVALID)
+    def check(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        waited: float = 0.0,
+    ) -> int:
+        """The request's max_tokens as a number. Raises RequestRefused when it can never be served. `deadline` is in seconds from
+        arrival, since when `waited` seconds have passed."""
+        if not is_integer(priority):
+            raise RequestRefused(f"priority={priority!r}: must be an integer, and the lowest goes first", Cause.INVALID)
+        self._check_deadline(deadline, waited)
         num_prompt = len(prompt_token_ids)
         if not num_prompt:
             raise RequestRefused("prompt_token_ids is empty: at least 1 token is needed", Cause.INVALID, 1, 0)
@@ -57,6 +69,17 @@ class Door:
                 Cause.CONTEXT_TOO_LONG, params.min_tokens, max_tokens,
             )  # fmt: skip
         return max_tokens
+
+    @staticmethod
+    def _check_deadline(deadline: float | None, waited: float) -> None:
+        if deadline is None:
+            return
+        if isinstance(deadline, bool) or not isinstance(deadline, numbers.Real) or not 0 < deadline < math.inf:
+            raise RequestRefused(f"deadline={deadline!r}: must be more than 0 seconds from arrival", Cause.INVALID)
+        if deadline <= waited:
+            raise RequestRefused(
+                f"deadline={deadline:g}: {waited:.3g} seconds have passed since the request arrived", Cause.DEADLINE
+            )
 
     def _check_together(self, params: SamplingParams) -> None:
         is_search = isinstance(params, BeamSearchParams)

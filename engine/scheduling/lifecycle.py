@@ -157,6 +157,7 @@ class Lifecycle:
         """End all samples that live; what they computed stays cached."""
         for seq in _live(request):
             seq.finish_cause = Cause.CANCELLED
+            seq.stop_reason = "deadline" if cause is Cause.DEADLINE else None
             freed, cached = self._leave(seq, RequestStatus.CANCELLED, Cause.CANCELLED)
             numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached}
             self.journal.emit(EventKind.CANCELLED, request.id, seq.child, cause=cause, numbers=numbers)

@@ -134,6 +134,24 @@ def test_cancelling_a_running_request_keeps_what_it_had(make_scripted):
     engine.check_integrity()
 
 
+def test_a_deadline_ends_a_request_that_runs_and_one_that_waits_and_keeps_their_text(make_scripted):
+    engine, _ = make_scripted([65] * 500, seconds=0.01, max_num_seqs=1)
+    running = engine.submit([1, 2], SamplingParams(temperature=0, max_tokens=400), deadline=0.3)
+    waiting = engine.submit([1, 2], SamplingParams(temperature=0, max_tokens=400), deadline=0.2)
+    late = engine.submit([1, 2], SamplingParams(temperature=0, max_tokens=2), deadline=1e-9)
+    for handle in (running, waiting, late):
+        assert handle.result(20).outputs[0].finish_reason == "cancelled"
+        assert (handle.status, handle.partial().outputs[0].stop_reason) == ("cancelled", "deadline")
+    written = running.partial().outputs[0]
+    assert 0 < len(written.token_ids) < 400 and written.text == "A" * len(written.token_ids)
+    assert waiting.partial().outputs[0].text == ""
+    with pytest.raises(ValueError, match="deadline=-1: must be more than 0 seconds from arrival"):
+        engine.submit([1], deadline=-1)
+    with pytest.raises(ValueError, match="priority='high': must be an integer"):
+        engine.submit([1], priority="high")
+    engine.check_integrity()
+
+
 def test_cancelling_a_waiting_request_never_runs_it(make_scripted):
     engine, model = make_scripted(ALPHABET)
     engine.pause()

@@ -1,5 +1,7 @@
 """Scheduling policies: who goes first, who waits and why, who loses its blocks, told as short stories."""
 
+import time
+
 import pytest
 from fake_model import greedy, make_core, reference, run
 from kvscope.engine import EngineConfig, EventKind, RequestRefused, SamplingParams
@@ -300,9 +302,32 @@ def test_when_all_are_overdue_the_step_computes_nothing():
     core.check_integrity()
 
 
-def test_a_deadline_in_the_past_is_refused():
-    with pytest.raises(RequestRefused, match="deadline=0: must be more than 0 seconds"):
-        make_core().add_request([1], greedy(1), deadline=0)
+@pytest.mark.parametrize("deadline", [0, -1.5, float("nan"), float("inf"), "soon", True])
+def test_a_deadline_that_is_no_time_to_come_is_refused(deadline):
+    with pytest.raises(RequestRefused, match=r"deadline=.*: must be more than 0 seconds"):
+        make_core().add_request([1], greedy(1), deadline=deadline)
+
+
+def test_a_deadline_that_has_passed_when_the_request_comes_is_refused():
+    with pytest.raises(RequestRefused, match=r"deadline=5: [789]\.?\d* seconds have passed since") as refusal:
+        make_core().add_request([1], greedy(1), deadline=5, arrival=time.monotonic() - 7)
+    assert refusal.value.cause is Cause.DEADLINE
+
+
+def test_deadlines_of_requests_that_are_over_are_forgotten():
+    core = make_core(num_blocks=40)
+    for i in range(200):
+        core.add_request([i % 97], greedy(1), deadline=1e6)
+        core.step()
+    assert len(core._deadlines) <= 2
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, None, True])
+def test_a_priority_that_is_no_integer_is_refused(priority):
+    core = make_core(scheduling_policy="priority")
+    with pytest.raises(RequestRefused, match=r"priority=.*: must be an integer, and the lowest goes first"):
+        core.add_request([1], greedy(1), priority=priority)
+    core.check_integrity()
 
 
 # --- every policy -----------------------------------------------------------------------------------------------------
