@@ -1,25 +1,11 @@
-"""Who computes how many tokens in the next step.
+"""The line and the running list, and the ways between them: admitted, preempted, brought back, forked, over.
 
-Two passes over sequences, oldest first (or as `policies` says), share one budget of tokens:
-
-1. *Running.* Each gets what it lacks: one token when it decodes, a chunk while its prefill lasts. A chunk leaves a token
-   for every decoding sequence, so a long prompt slows nobody's text. Blocks are taken here; when none is left the
-   youngest running sequence is preempted: it loses its blocks and goes back to the head of the line, where prompt and
-   output so far become its next prefill. The oldest never loses its blocks to another, so it always finishes.
-2. *Waiting*, unless pass 1 preempted. Strictly in order: the head is admitted when a seat, a token of the budget and
-   blocks for its **whole** prefill are there, beside what running prefills still need and the watermark. Otherwise
-   everyone waits, and the head knows why; or some pass it, where `max_skips` allows that, each at most so many times.
-
-A policy may first make way for whoever waits with a better priority, or keep prefill and decode in steps of their own.
-
-A sequence that was scheduled is never preempted in the same step: victims are younger than whoever needs the block.
-The beams of a request are scheduled, and preempted, all together or not at all.
+Each way is an event with its reason. Who takes it is decided elsewhere: planner.py says who computes how many tokens, policies.py
+who goes first, preemption.py who gives way, reasons.py why the others wait.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from bisect import insort
 
 from ..config import EngineConfig
@@ -28,15 +14,13 @@ from ..kvcache.block_table import BlockTables
 from ..kvcache.prefix_cache import Hit
 from ..kvcache.swap import SwapSpace
 from ..metrics import Metrics
-from ..request import Blocked, RequestStatus, Sequence
+from ..request import RequestStatus, Sequence
 from .plan import Plan
+from .planner import Planner
 from .policies import POLICIES
 from .preemption import VictimChoice
 from .queue import WaitingQueue
 from .reasons import Reasons
-
-_AFTER_PREEMPTION = Blocked(Cause.AFTER_PREEMPTION)
-MAX_PASSING = 16  # places behind a head that cannot be admitted that are looked at in one step
 
 
 class Scheduler:
@@ -50,12 +34,10 @@ class Scheduler:
         self.policy = POLICIES[config.scheduling_policy]
         self.waiting = WaitingQueue(self.policy, smallest_first=config.resume_order == "smallest")
         self.running: list[Sequence] = []  # by the policy's run_key
-        self._batch: list[Sequence] = []  # static batching: who joined since nobody ran
-        self._batch_is_open = False
-        self.watermark = math.ceil(config.watermark * (config.num_blocks - 1))
         self.reasons = Reasons(self.waiting, journal, config.max_waiting_requests + config.max_num_seqs)
         self.swap = SwapSpace(config.num_cpu_blocks, tables, journal, metrics)
         self.victims = VictimChoice(config, tables)
+        self._planner = Planner(self)
 
     def add(self, seq: Sequence) -> None:
         seq.waiting_since_step = self.journal.step
@@ -66,210 +48,13 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting))
 
-    # --- one step -------------------------------------------------------------------------------------------------
-
     def schedule(self, plan: Plan) -> None:
-        """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
-        self.waiting.held = {}
-        if self.policy.preempts:
-            self._make_way(plan)
-        blocked = self._fill_in_phases(plan) if self.policy.prefill_first else self._fill(plan)
-        if self.policy.is_static:
-            plan.padding_tokens = self._padding(plan)
-        head = self.waiting.head
-        self.reasons.note({} if head is None else {head: blocked} | self.waiting.held)
-        plan.copies = self.tables.take_copies()
-        plan.swap_out, plan.swap_in = self.swap.take_moves()
-        if not plan.sequences:
-            raise RuntimeError(f"nothing could be scheduled: {len(self.running)} run, {len(self.waiting)} wait")
-        plan.scheduled = time.monotonic()
+        """Fill the plan of a step. RuntimeError when nothing can be computed."""
+        self._planner.schedule(plan)
 
-    def _fill(self, plan: Plan) -> Blocked | None:
-        """Both passes. Returns why the head of the line has to wait."""
-        before = len(plan.preempted)
-        budget, reserved = self._schedule_running(plan)
-        if len(plan.preempted) == before:
-            return self._admit(plan, budget, reserved)
-        self._use_what_was_kept(plan)
-        return _AFTER_PREEMPTION
+    # --- to the running list ----------------------------------------------------------------------------------------
 
-    def _use_what_was_kept(self, plan: Plan) -> None:
-        """Nobody was scheduled where those for whom the budget was kept have all been preempted."""
-        while self.running and not plan.sequences:
-            self._schedule_running(plan)
-
-    def _fill_in_phases(self, plan: Plan) -> Blocked | None:
-        """Prefill alone, where there is any; else a token for everybody. What comes back from host memory has no prefill left
-        to do: it joins those, unless someone was preempted."""
-        budget, reserved = self._schedule_running(plan, only_prefill=True)
-        blocked = _AFTER_PREEMPTION if plan.preempted else self._admit(plan, budget, reserved, swapped_out=False)
-        if not plan.sequences:
-            before = len(plan.preempted)
-            budget, reserved = self._schedule_running(plan)
-            if len(plan.preempted) > before:
-                self._use_what_was_kept(plan)
-                return _AFTER_PREEMPTION
-            if self.swap.members(self.waiting.head):
-                return self._admit(plan, budget, reserved, swapped_out=True)
-        return blocked
-
-    def _schedule_running(self, plan: Plan, *, only_prefill: bool = False) -> tuple[int, int]:
-        """Pass 1. Returns (tokens left of the budget, blocks that running prefills will still take)."""
-        budget, reserved, running = self.config.max_num_batched_tokens, 0, self.running
-        decodes = 0 if only_prefill else sum(not seq.is_prefill for seq in running)  # of those not yet looked at
-        longest_chunk = self.config.long_prefill_token_threshold or budget
-        i = 0
-        while i < len(running) and budget:
-            seq = running[i]
-            together = self._together(seq)
-            if seq.is_prefill:
-                left = (budget - decodes) // len(together)
-                num_tokens = min(seq.prefill_end - seq.num_computed_tokens, left, longest_chunk)
-                cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
-            elif only_prefill:
-                i += len(together)
-                continue
-            else:
-                num_tokens, cause = min(1, budget // len(together)), Cause.DECODE
-                decodes -= len(together)
-            if num_tokens > 0:
-                while gone := self.victims.for_gang(running, i) or (
-                    not self._grow(together, num_tokens, cause) and self.victims.for_one(running, i, len(together))
-                ):
-                    decodes -= 0 if only_prefill else sum(not v.is_prefill for v in gone if v not in together)
-                    self.preempt(gone, Cause.NO_FREE_BLOCK, plan, needed_by=seq)
-                    if seq in gone:
-                        break
-                if gone:  # it gave way itself: someone else stands in its place now
-                    continue
-                for member in together:
-                    plan.add(member, num_tokens)
-                budget -= num_tokens * len(together)
-            if seq.is_prefill:
-                reserved += sum(map(self.tables.still_to_take, together))
-            i += len(together)
-        reserved += sum(self.tables.still_to_take(seq) for seq in running[i:] if seq.is_prefill)
-        return budget, reserved
-
-    def _together(self, seq: Sequence) -> list[Sequence]:
-        """The running sequences that stand or fall with this one, in order."""
-        return seq.request.children if seq.request.advances_together else [seq]
-
-    def _grow(self, together: list[Sequence], num_tokens: int, cause: Cause) -> bool:
-        if len(together) > 1 and self.tables.needed_to_grow(together, num_tokens) > self.tables.pool.num_free:
-            return False
-        return all(self.tables.grow(seq, num_tokens, cause) for seq in together)
-
-    def _blocks_of_beams(self, seq: Sequence) -> int:
-        """What the beams of a preempted request need beside the text that they have in common, which `seq` computes first."""
-        texts, tables = seq.request.beams.suspended if seq.request.beams else [], self.tables
-        if not texts:
-            return 0
-        whole = tables.blocks_for_beams(seq.num_tokens, len(texts[0]), len(texts))
-        return whole - tables.blocks_for(seq.num_tokens)
-
-    def _admit(self, plan: Plan, budget: int, reserved: int, *, swapped_out: bool | None = None) -> Blocked | None:
-        """Pass 2, for all, or for those alone whose KV is in host memory (True) or is not (False). Returns why the head of the
-        line has to wait, None when the line is empty."""
-        if self.policy.is_static and not self._open_batch():
-            return Blocked(Cause.BATCH_RUNNING)
-        seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
-        if seats and budget:
-            self.waiting.arrange(self.tables.find_prefix, self.running, self.tables.block_size)
-        longest_chunk = self.config.long_prefill_token_threshold or budget
-        why_head, place = None, 0  # place: how many stand before whoever is looked at
-        while seq := self.waiting.at(place):
-            before = self.waiting.first_places(place)
-            if any(passed.num_times_passed >= self.config.max_skips for passed in before):
-                break
-            if seq in self.waiting.held:
-                why_head = why_head or self.waiting.held[seq]
-                break
-            is_out = bool(self.swap.members(seq))
-            if swapped_out not in (None, is_out):
-                why_head = why_head or Blocked(Cause.DECODE_STEP)
-                break
-            if is_out and not self.running:
-                self.swap.shrink(seq)
-            hit = Hit() if is_out else self.tables.find_prefix(seq)
-            why = self._why_not(seq, hit, seats, budget, reserved)
-            if why is None:
-                for passed in before:
-                    passed.num_times_passed += 1
-                for member in self._return(seq) if is_out else self._start(seq, hit):
-                    left = member.prefill_end - member.num_computed_tokens if member.is_prefill else 1
-                    num_tokens = min(budget, left, longest_chunk)
-                    cause = Cause.RECOMPUTE if member.num_preemptions else Cause.PROMPT
-                    if num_tokens and self.tables.grow(member, num_tokens, cause):
-                        plan.add(member, num_tokens)
-                        budget -= num_tokens
-                    seats -= member.num_seats
-                    reserved += self.tables.still_to_take(member)
-                continue
-            why_head = why_head or why
-            if why.cause is Cause.TOKEN_BUDGET or place == MAX_PASSING or is_out:  # nobody passes what is swapped out
-                break
-            place += 1
-        if why_head is None or why_head.cause is not Cause.TOKEN_BUDGET:
-            self._batch_is_open = False
-        return why_head
-
-    def _why_not(self, seq: Sequence, hit: Hit, seats: int, budget: int, reserved: int) -> Blocked | None:
-        """What keeps this sequence, and those that were swapped out with it, from being admitted now."""
-        unit = self.swap.members(seq)
-        needed_seats = sum(member.num_seats for member in unit or [seq])
-        if needed_seats > seats:
-            return Blocked(Cause.MAX_NUM_SEQS, needed=needed_seats, available=seats)
-        if not budget:
-            return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
-        if unit:
-            needed = self.swap.blocks_to_return(seq)
-        else:
-            needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
-        available = self.tables.available(seq)
-        kept = reserved + self.watermark if self.running else 0
-        if needed + kept > available:
-            return Blocked(Cause.NO_FREE_BLOCK, needed, max(0, available - kept), kept)
-        return None
-
-    def _make_way(self, plan: Plan) -> None:
-        """Whoever leads the line with a better priority takes the place of those that run with the worst, as far as it needs
-        and if that is enough."""
-        head, running = self.waiting.head, self.running
-        if head is None:
-            return
-        hit = Hit() if self.swap.members(head) else self.tables.find_prefix(head)
-        worse = [seq for seq in running if seq.request.priority > head.request.priority]
-        seats = self.config.max_num_seqs - sum(seq.num_seats for seq in running)
-        reserved = sum(map(self.tables.still_to_take, running))
-        gained_seats = sum(seq.num_seats for seq in worse)
-        gained = sum(self.tables.held(seq) + self.tables.still_to_take(seq) for seq in worse)
-        if self._why_not(head, hit, seats + gained_seats, 1, reserved - gained):
-            return
-        while worse and self._why_not(head, hit, seats, 1, reserved):
-            gone = self.victims.gang(worse[-1], running)
-            del worse[-len(gone) :]
-            seats += sum(victim.num_seats for victim in gone)
-            reserved -= sum(map(self.tables.still_to_take, gone))
-            self.preempt(gone, Cause.PRIORITY, plan, needed_by=head)
-
-    def _open_batch(self) -> bool:
-        """Static batching: may anyone join? From when nobody runs until the batch is full or cannot be filled further."""
-        if not self.running:
-            self._batch, self._batch_is_open = [], True
-        return self._batch_is_open
-
-    def _padding(self, plan: Plan) -> int:
-        """What a batch of rectangular arrays computes beside the tokens of this step: the shorter prompts are filled up to the
-        longest when the batch is complete, and whoever has ended goes on until all have."""
-        joined = [seq for seq in plan.sequences if seq not in self._batch]
-        self._batch += joined
-        if plan.prefill_tokens:
-            prompts = [seq.prefill_end for seq in self._batch]
-            return 0 if self._batch_is_open or not joined else len(prompts) * max(prompts) - sum(prompts)
-        return sum(seq.status is not RequestStatus.RUNNING for seq in self._batch)
-
-    def _return(self, seq: Sequence) -> list[Sequence]:
+    def bring_back(self, seq: Sequence) -> list[Sequence]:
         """From host memory to the running list, with those that went out with it; nothing is computed again."""
         unit = self.swap.swap_in(seq)
         for member in unit:
@@ -287,7 +72,7 @@ class Scheduler:
         seq.blocked = None
         insort(self.running, seq, key=self.policy.run_key)
 
-    def _start(self, seq: Sequence, hit: Hit) -> list[Sequence]:
+    def start(self, seq: Sequence, hit: Hit) -> list[Sequence]:
         """From the line to the running list, with the cached start of its text. Returns who runs now."""
         request, child, emit = seq.request.id, seq.child, self.journal.emit
         self._join(seq)
