@@ -16,7 +16,9 @@ from kvscope.kernels.ops import Ops
 class HandDealt:
     """Sequences over one pool; each gets the next free blocks, dealt in turns so that tables are not contiguous."""
 
-    def __init__(self, model: Model, kernels: Ops, *, block_size: int = 4, num_blocks: int = 256):
+    def __init__(
+        self, model: Model, kernels: Ops, *, block_size: int = 4, num_blocks: int = 256, places: Sequence[int] = ()
+    ):
         self.storage = KVStorage(
             model.spec.kv_groups,
             num_blocks=num_blocks,
@@ -27,6 +29,7 @@ class HandDealt:
         )
         self.runner = ModelRunner(model, self.storage)
         self.block_size = block_size
+        self.places = places  # the absolute positions of a row's tokens, where they are not 0, 1, 2, …
         self.num_groups = len(model.spec.kv_groups)
         self.tables: dict[tuple[int, int], list[int]] = {}  # (row, group) -> block ids
         self.lengths: dict[int, int] = {}
@@ -66,7 +69,7 @@ class HandDealt:
             wanted = torch.tensor(sampled, dtype=torch.long)
         batch = Batch(
             input_ids=torch.tensor([i for ids in rows.values() for i in ids]),
-            positions=torch.tensor(positions),
+            positions=torch.tensor([self.places[p] for p in positions] if self.places else positions),
             query_start_loc=starts.int(),
             cache_lens=torch.tensor(cache_lens, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),

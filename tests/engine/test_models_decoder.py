@@ -8,6 +8,7 @@ import tiny
 import torch
 from kvscope.engine.models.decoder_config import FAMILIES, DecoderConfig, UnsupportedModel
 from kvscope.engine.models.loader import load_model
+from kvscope.engine.models.rope import ROPE_TYPES
 from kvscope.kernels import ops
 from steps import HandDealt
 from transformers import AutoConfig
@@ -15,6 +16,7 @@ from transformers import AutoConfig
 PROMPT = [(37 * i * i + 11 * i) % 256 for i in range(40)]
 NEW_TOKENS = 48
 GEMMA = {"head_dim": 20, "query_pre_attn_scalar": 9, "final_logit_softcapping": 8.0}
+UNTIED = {"tie_word_embeddings": False, "num_key_value_heads": 4}
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [2.0 + i for i in range(8)],
@@ -37,6 +39,9 @@ CASES = {
             }
         },
     ),
+    "llama, linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 4.0}}),
+    "llama, dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}}),
+    "llama, longrope": ("llama", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 256}}),
     "llama, yarn": (
         "llama",
         {
@@ -46,21 +51,22 @@ CASES = {
         },
     ),
     "mistral, window 9": ("mistral", {"sliding_window": 9}),
-    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "mistral, untied, as many KV heads, no window": ("mistral", {**UNTIED, "sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen2, window 7 from layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
-    "qwen2, window switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": 7}),
+    "qwen2, untied, as many KV heads, window switched off": ("qwen2", {**UNTIED, "use_sliding_window": False, "sliding_window": 7}),
     "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3, heads of 20, biases": ("qwen3", {"head_dim": 20, "attention_bias": True}),
+    "qwen3, untied, as many KV heads, heads of 20, biases": ("qwen3", {**UNTIED, "head_dim": 20, "attention_bias": True}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
-    "smollm3, window 6": ("smollm3", {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6}),
+    "smollm3, untied, as many KV heads, window 6": ("smollm3", {**UNTIED, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6}),
     "granite": (
         "granite",
         {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 3.0},
     ),
+    "granite, untied, as many KV heads": ("granite", UNTIED),
     "phi3": ("phi3", {}),
     "phi3, untied, as many KV heads, window 9": (
-        "phi3", {"tie_word_embeddings": False, "num_key_value_heads": 4, "sliding_window": 9},
+        "phi3", {**UNTIED, "sliding_window": 9},
     ),
     "phi3, longrope": ("phi3", {"original_max_position_embeddings": 256, "rope_parameters": LONGROPE}),
     "phi3, half of each head rotated": (
@@ -68,12 +74,12 @@ CASES = {
     ),
     "olmo2": ("olmo2", {}),
     "olmo2, untied, as many KV heads, biases": (
-        "olmo2", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True},
+        "olmo2", {**UNTIED, "attention_bias": True},
     ),
     "olmo2, three layers": ("olmo2", {"num_hidden_layers": 3, "num_key_value_heads": 1}),
     "gemma2, window 9": ("gemma2", {**GEMMA, "sliding_window": 9, "attn_logit_softcapping": 5.0}),
     "gemma2, untied, as many KV heads": (
-        "gemma2", {**GEMMA, "sliding_window": 6, "num_key_value_heads": 4, "tie_word_embeddings": False},
+        "gemma2", {**GEMMA, **UNTIED, "sliding_window": 6},
     ),
     "gemma2, no caps, own types of layers": (
         "gemma2",
@@ -88,8 +94,8 @@ CASES = {
     "gemma3, untied, as many KV heads, linear rope": (
         "gemma3_text",
         {
-            **GEMMA, "sliding_window": 9, "sliding_window_pattern": 2, "num_key_value_heads": 4, "num_hidden_layers": 4,
-            "tie_word_embeddings": False, "final_logit_softcapping": 4.0,
+            **GEMMA, **UNTIED, "sliding_window": 9, "sliding_window_pattern": 2, "num_hidden_layers": 4,
+            "final_logit_softcapping": 4.0,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 8.0},
@@ -155,8 +161,54 @@ def test_a_step_that_samples_nothing_writes_the_cache_and_gives_no_logits(tiny_f
     torch.testing.assert_close(after[0], tiny.oracle_logits(tiny_folder, PROMPT[:12])[-1], rtol=0, atol=1e-4)
 
 
-def test_every_family_is_compared():
-    assert {family for family, _ in CASES.values()} == set(FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_compared_tied_and_untied_with_shared_and_own_kv_heads(family):
+    cases = [tiny.SMALL | options for its, options in CASES.values() if its == family]
+    assert {case["tie_word_embeddings"] for case in cases} == {True, False}
+    assert {case["num_attention_heads"] == case["num_key_value_heads"] for case in cases} == {True, False}
+
+
+def test_every_kind_of_rope_is_compared():
+    parameters = [options.get("rope_parameters", {}) for _, options in CASES.values()]
+    assert {p.get("rope_type", "default") for p in parameters if "sliding_attention" not in p} == set(ROPE_TYPES)
+
+
+FAR = {  # where the frequencies follow the length, all of these positions are before the border
+    "default": ("llama", {"rope_type": "default"}, {}),
+    "linear": ("llama", {"rope_type": "linear", "factor": 4.0}, {}),
+    "dynamic": ("llama", {"rope_type": "dynamic", "factor": 4.0}, {}),
+    "yarn": ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, {}),
+    "llama3": (
+        "llama",
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {},
+    ),
+    "longrope": ("phi3", LONGROPE, {"original_max_position_embeddings": 16384}),
+    "half of each head rotated": ("phi3", {"rope_type": "default", "partial_rotary_factor": 0.5}, {}),
+    "layers without rotation": ("smollm3", {"rope_type": "default"}, {"num_hidden_layers": 4}),
+}  # fmt: skip
+PLACES = [0, 3, 700, 4095, 8191, 8192, 8193, 9000, 12_000, 16_000]
+
+
+@pytest.mark.parametrize("case", FAR)
+def test_logits_past_position_8192_equal_transformers(tmp_path, kernels, case):
+    """Ten tokens far apart, as if the text between were not there: angles of all sizes decide who attends to whom."""
+    family, rope, options = FAR[case]
+    folder = tiny.tiny_model(
+        tmp_path, family, tokenizer=False, max_position_embeddings=32768, rope_parameters={"rope_theta": 1e4, **rope}, **options
+    )  # fmt: skip
+    ids = PROMPT[: len(PLACES)]
+    with torch.inference_mode():
+        expected = tiny.reference_model(folder)(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), position_ids=torch.tensor([PLACES])
+        ).logits[0]
+    logits = HandDealt(load(folder, kernels), kernels, places=PLACES).step({0: ids}, all_logits=True)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    together = HandDealt(load(folder, kernels), kernels).step({0: ids}, all_logits=True)
+    assert (logits - together)[1:].abs().max() > 0.1, "the distance between the tokens does show"
 
 
 @pytest.mark.parametrize(
