@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
-from grid import SETTINGS, check
+from grid import SETTINGS, Setting, check
 from kvscope.engine.models.loader import load_model
 from kvscope.kernels import ops
 
@@ -21,16 +21,33 @@ MODELS = {
         [(0, 2), (7, 2), (7, 2)],
     ),
 }  # fmt: skip
+OTHERS = {
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, [(0, 1), (7, 1)]),
+    "qwen3": ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, [(0, 1), (7, 1)]),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6}, [(0, 1)] * 3 + [(6, 1)]),
+    "phi3": ("phi3", {"sliding_window": 9}, [(9, 2)]),
+    "gemma2": ("gemma2", {"head_dim": 20, "query_pre_attn_scalar": 9, "sliding_window": 9}, [(0, 1), (9, 1)]),
+}  # fmt: skip
+SPLIT = Setting(block_size=3, chunk=7, cache="warm", pool="small", company="among7")
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request, tmp_path_factory):
-    model_type, options, groups = MODELS[request.param]
-    folder = tiny.tiny_model(tmp_path_factory.mktemp(model_type), model_type, tokenizer=False, **options)
+    return load(tmp_path_factory.mktemp("model"), *MODELS[request.param])
+
+
+def load(folder, model_type, options, groups):
+    folder = tiny.tiny_model(folder, model_type, tokenizer=False, **options)
     files = SimpleNamespace(folder=folder, name="tiny", source="a test")
     model = load_model(files, dtype=torch.float32, device="cpu", kernels=KERNELS)
     assert [(group.window, len(group.layers)) for group in model.spec.kv_groups] == groups
     return model, folder
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_every_family_with_windows_runs_beyond_them(tmp_path, family):
+    model, folder = load(tmp_path, *OTHERS[family])
+    check(model, KERNELS, folder, SPLIT)
 
 
 @pytest.mark.parametrize("setting", SETTINGS[::7], ids=str)
