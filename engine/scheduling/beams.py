@@ -125,6 +125,7 @@ class BeamLifecycle:
             seq.cumulative_logprob, seq.finish_cause = found.logprob, found.cause
             seq.stop_reason = found.output[-1] if found.cause is Cause.STOP_TOKEN else None
             request.children.append(seq)
+        self.lifecycle.note_first_token(request)  # a search may end in the step that computed its prompt
         for child, seq in enumerate(request.children):
             self.lifecycle.end(seq, RequestStatus.FINISHED)
             self.lifecycle.tell_finished(seq, *(counts[child] if child < len(counts) else (0, 0)))

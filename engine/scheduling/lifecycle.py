@@ -117,12 +117,16 @@ class Lifecycle:
         """One more token came out."""
         request, now = seq.request, self.journal.time
         self.metrics.count("vllm:generation_tokens_total")
-        if request.metrics.first_token is None:
-            request.metrics.first_token = now
-            self.metrics.prompt_computed(request)
+        self.note_first_token(request)
         if seq.last_token_time:
             self.metrics.observe("vllm:inter_token_latency_seconds", inter_token_latency(seq.last_token_time, now))
         seq.last_token_time = now
+
+    def note_first_token(self, request: Request) -> None:
+        """Its first token is here, unless that was noted before."""
+        if request.metrics.first_token is None:
+            request.metrics.first_token = self.journal.time
+            self.metrics.prompt_computed(request)
 
     # --- the end of a sample --------------------------------------------------------------------------------------
 

@@ -280,6 +280,14 @@ def test_broken_logits_fail_the_search_alone():
 # --- for users
 
 
+def test_a_search_that_ends_in_the_step_of_its_prompt_has_a_first_token():
+    core = make_core()
+    core.add_request([1, 2, 3], BeamSearchParams(beam_width=2, max_tokens=1))
+    run(core)
+    assert core.get(1).status == "finished" and core.get(1).metrics.ttft is not None
+    assert core.metrics()["vllm:time_to_first_token_seconds_count"] == 1
+
+
 def test_a_handle_shows_the_beams_and_then_the_hypotheses(make_engine):
     engine = make_engine()
     engine.pause()
