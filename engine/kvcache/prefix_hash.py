@@ -225,6 +225,8 @@ class PrefixIndex:
                     node.blocks[group].append(block)
                     self._node_of[block] = node
                     change.published.append(Published(group, logical, block, before))
+            if not any(node.blocks):  # it fell out of every window before it could be published
+                self._bury(node)
         text.num_blocks = len(text.nodes)
         self.num_published += len(change.published)
         return change
@@ -260,9 +262,12 @@ class PrefixIndex:
         if not node.is_cached:
             node.evicted_step = step
         if not any(node.blocks):
-            self._tombstones[node] = None
-            if len(self._tombstones) > self.max_tombstones:
-                self._drop(self._tombstones.popitem(last=False)[0])
+            self._bury(node)
+
+    def _bury(self, node: PrefixNode) -> None:
+        self._tombstones[node] = None
+        if len(self._tombstones) > self.max_tombstones:
+            self._drop(self._tombstones.popitem(last=False)[0])
 
     def _drop(self, node: PrefixNode) -> None:
         bucket = self._buckets[node.key]

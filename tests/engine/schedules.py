@@ -74,7 +74,7 @@ class Schedules(RuleBasedStateMachine):
     # --- what a machine with another model does differently ----------------------------------------------------------
 
     def make_core(self, options):
-        return fake_model.make_core(eos_token_ids=[EOS], **options)
+        return fake_model.make_core(eos_token_ids=[EOS], max_model_len=100, **options)
 
     def check_pages(self):
         """I3: the pages hold the tokens under which a block is found, and those that a running sequence computed."""
