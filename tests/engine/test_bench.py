@@ -70,7 +70,23 @@ def test_the_prefix_benchmark_finds_more_with_a_cache_and_in_the_order_of_the_ca
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     file = tmp_path / "figures.json"
-    arguments = "bench prefix --users 2 --turns 2 --system 40 --new 3 --dtype float32 --repeats 1 --model".split()
+    arguments = [
+        "bench",
+        "prefix",
+        "--users",
+        "2",
+        "--turns",
+        "2",
+        "--system",
+        "40",
+        "--new",
+        "3",
+        "--dtype",
+        "float32",
+        "--repeats",
+        "1",
+        "--model",
+    ]
     options = parser.parse_args([*arguments, str(tiny_folder), "--json", str(file)])
     assert options.run(options) == 0
     found = {(row["workload"], row["engine"]): row["found"] for row in json.loads(file.read_text())["rows"]}
