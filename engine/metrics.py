@@ -108,16 +108,16 @@ class Histogram:
         self.total = 0.0
         self.count = 0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self.buckets[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-        self.count += times
+    def observe(self, value: float) -> None:
+        self.buckets[bisect_left(self.bounds, value)] += 1
+        self.total += value
+        self.count += 1
 
 
 class Metrics:
     """`count(name)` and `observe(name, value)` while the engine works; `as_dict` and `as_text` for those who look."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.finished: dict[str, int] = dict.fromkeys(FINISHED_REASONS, 0)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
@@ -125,8 +125,10 @@ class Metrics:
     def count(self, name: str, amount: float = 1) -> None:
         self.counters[name] += amount
 
-    def observe(self, name: str, value: float, times: int = 1) -> None:
-        self.histograms[name].observe(value, times)
+    def observe(self, name: str, value: float | None) -> None:
+        """What never came (None) is not observed."""
+        if value is not None:
+            self.histograms[name].observe(value)
 
     def step_computed(self, num_tokens: int, num_padding: int) -> None:
         """A step ran to its end: the KV of so many tokens is written. One in which nobody could run counts nothing."""

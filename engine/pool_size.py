@@ -57,10 +57,8 @@ def decide_num_blocks(config: EngineConfig, spec: ModelSpec, kernels: Ops, loadi
         why = f"that is {_mib(budget)}, of which loading the model took {_mib(taken)}; "
         num_blocks = _whole_blocks(asked, max(0, budget - taken), block_bytes, size, why)
     else:
-        num_blocks = config.num_blocks
-        if num_blocks is None:
-            fitting = int(free * DEFAULT_MEMORY_SHARE) // block_bytes
-            num_blocks = max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
+        fitting = int(free * DEFAULT_MEMORY_SHARE) // block_bytes
+        num_blocks = config.num_blocks or max(LEAST_DEFAULT_BLOCKS, min(MOST_DEFAULT_BLOCKS, fitting))
         asked = f"num_blocks={num_blocks}"
     pool_bytes, host_bytes = num_blocks * block_bytes, config.num_cpu_blocks * block_bytes
     if pool_bytes > free:

@@ -211,6 +211,20 @@ def test_logits_past_position_8192_equal_transformers(tmp_path, kernels, case):
     assert (logits - together)[1:].abs().max() > 0.1, "the distance between the tokens does show"
 
 
+def test_greedy_ids_past_position_8192_equal_transformers(tmp_path):
+    """A text that is really that long, in two pieces."""
+    rope = {"rope_theta": 1e4, **FAR["llama3"][1]}
+    folder = tiny.tiny_llama(
+        tmp_path, tokenizer=False, num_hidden_layers=1, max_position_embeddings=16384, rope_parameters=rope
+    )
+    kernels = ops.resolve("cpu", "cpu", torch.float32)
+    prompt = [(37 * i * i + 11 * i) % 256 for i in range(8300)]
+    pool = HandDealt(load(folder, kernels), kernels, block_size=16, num_blocks=600)
+    pool.step({0: prompt[:4000]})
+    pool.step({0: prompt[4000:-1]})
+    assert pool.greedy(prompt[-1:], 12) == tiny.oracle(folder, prompt, 12)
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
