@@ -62,6 +62,8 @@ class CachedText:
             self.cache.retract(text, text.num_blocks - 1)  # another withdrew it, and it is this sequence's text too
         while num_tokens > text.num_blocks * size and not any(t[(num_tokens - 1) // size] for t in seq.block_tables):
             num_tokens = (num_tokens - 1) // size * size  # out of every window: nothing is left that could be found
+        if not num_tokens:
+            return
         change = self.cache.publish(text, num_tokens, seq.block_tables, seq.request.id)
         for block in change.superseded:
             self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})

@@ -164,6 +164,26 @@ def test_samples_are_preempted_one_by_one_and_recomputed_with_hits_on_what_they_
         assert child.output_token_ids == reference([1] * 9, params, request_id=1, child=child.child)
 
 
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+def test_text_that_fell_out_of_every_window_before_it_was_swapped_out_is_not_published_again(cache):
+    core = make_core(
+        windows=(3,),
+        prefix_cache=cache,
+        preemption_mode="swap",
+        num_cpu_blocks=9,
+        max_num_batched_tokens=8,
+        num_blocks=20,
+    )
+    prompt = [1, 2] * 8 + [3]
+    core.add_request(prompt, greedy(9))
+    while core.get(1).children[0].num_computed_tokens < 18:
+        core.step()
+    core.preempt(1)
+    core.reset_prefix_cache()
+    run(core)
+    assert core.get(1).children[0].output_token_ids == reference(prompt, greedy(9), windows=(3,))
+
+
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
