@@ -81,17 +81,13 @@ class KVStorage:
             self.kernels.copy_pages(self._slots, pairs)
 
     def swap_out(self, pairs: torch.Tensor) -> None:
-        """Copy whole blocks to host memory, all layers: `pairs` is int64 [C, 2] of (block, host block). Returns when the
-        blocks may be written."""
-        blocks, hosts = pairs.unbind(1)
-        for slot, host in zip(self._slots, self._host, strict=False):
-            host[hosts.cpu()] = slot[blocks].cpu()
+        """Copy whole blocks to host memory, all layers: `pairs` is int64 [C, 2] of (block, host block), on the CPU. Whatever
+        the device does after this call it does when the copies are made."""
+        _move_pages(self._slots, self._host, pairs)
 
     def swap_in(self, pairs: torch.Tensor) -> None:
-        """Copy whole blocks back: `pairs` is int64 [C, 2] of (host block, block)."""
-        hosts, blocks = pairs.unbind(1)
-        for slot, host in zip(self._slots, self._host, strict=False):
-            slot[blocks] = host[hosts.cpu()].to(slot.device)
+        """Copy whole blocks back: `pairs` is int64 [C, 2] of (host block, block), on the CPU."""
+        _move_pages(self._host, self._slots, pairs)
 
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero whole blocks, all layers: what a failed step left there must not reach the next reader's vector loads."""
@@ -109,3 +105,10 @@ class KVStorage:
     def close(self) -> None:
         """Drop the memory now, whoever still holds a reference to this object."""
         self._slots, self._host = [], []
+
+
+def _move_pages(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
+    """One by one and in order: a page is one piece of memory on either side, and a GPU queues these copies without waiting."""
+    for source, target in zip(sources, targets, strict=True):
+        for page, place in pairs.tolist():
+            target[place].copy_(source[page], non_blocking=True)

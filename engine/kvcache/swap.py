@@ -123,13 +123,16 @@ class SwapSpace:
         return members
 
     def drop(self, seq: Sequence) -> None:
-        """It does not come back from host memory: it is over, or will be computed again. Slots that only it reads are free."""
+        """It does not come back from host memory: it is over, or will be computed again. Slots that only it reads are free, and
+        what was still to be moved there stays where it is: the next owner's blocks go there, perhaps in the same step."""
         unit = self._unit_of.pop(seq, None)
         if unit is None:
             return
         before = unit.distinct()
         del unit.slots[seq]
-        self._free += before - unit.distinct()
+        freed = before - unit.distinct()
+        self._free += freed
+        self._out = [move for move in self._out if move[1] not in freed]
 
     # --- the moves ------------------------------------------------------------------------------------------------
 
@@ -167,6 +170,9 @@ class SwapSpace:
             raise RuntimeError(
                 f"host blocks {sorted(used)} are used and {sorted(self._free)} free, of {self.num_blocks}"
             )
+        targets = [slot for _, slot in self._out]
+        if len(set(targets)) != len(targets) or not set(targets) <= set(used):
+            raise RuntimeError(f"blocks go out to host blocks {targets}, of which {sorted(used)} are used")
         waiting = set(waiting)
         for seq, unit in self._unit_of.items():
             if seq not in waiting or seq not in unit.slots or len({s.request for s in unit.slots}) != 1:

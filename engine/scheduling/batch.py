@@ -31,8 +31,8 @@ class Batch:
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
     logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: the last of each sampled row, then prompt_spans
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
-    swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2]; (block, host block) to copy before that
-    swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2]; (host block, block) to copy between the two
+    swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (block, host block) to copy before that
+    swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (host block, block) to copy between the two
 
     @classmethod
     def from_plan(cls, plan: Plan, *, block_size: int, device: torch.device | str = "cpu") -> Batch:
@@ -79,8 +79,8 @@ class Batch:
             block_tables=tuple(map(tensor, tables)),
             logits_indices=tensor(wanted),
             copies=tuple(map(moves, plan.copies)),
-            swap_out=moves(plan.swap_out) if plan.swap_out else NO_MOVES,
-            swap_in=moves(plan.swap_in) if plan.swap_in else NO_MOVES,
+            swap_out=torch.tensor(plan.swap_out) if plan.swap_out else NO_MOVES,
+            swap_in=torch.tensor(plan.swap_in) if plan.swap_in else NO_MOVES,
         )
 
     @property
