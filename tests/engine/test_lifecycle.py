@@ -156,6 +156,7 @@ def test_ctrl_c_leaves_the_engine_usable_and_the_process_may_end_in_the_middle_o
         """
         import os, signal, sys, threading, time
         from kvscope.engine import Engine, SamplingParams
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell hands down one that is ignored
         engine = Engine(sys.argv[1], dtype="float32", kernels="reference", num_threads=1, num_blocks=64)
         endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
         short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
