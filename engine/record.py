@@ -143,7 +143,7 @@ class RequestRecord:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[dict[int, float] | None] | None = None  # whole, with the first token
         self.handle: Callable[[], RequestHandle | None] = lambda: None  # a weak reference once there is a handle
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # its conditions take it back whole when Ctrl-C ends a wait; a Lock's may not
         self.text_came = threading.Condition(self.lock)
         self.ended = threading.Condition(self.lock)
         self._text_wakers: list[Waker] = []

@@ -24,7 +24,7 @@ class RequestRegistry:
     """`lock` guards the two tables; `idle` is notified when no request lives any more."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # as a record's: Ctrl-C may end a wait for `idle`
         self.idle = threading.Condition(self.lock)
         self.live: dict[int, RequestRecord] = {}
         self._finished: OrderedDict[int, RequestRecord] = OrderedDict()
