@@ -64,7 +64,8 @@ class EngineConfig:
     prefix_cache            "hash": a chain of hashes over full blocks; "radix": a tree over tokens, so that a hit may end inside
                             a block, and the partly filled last block of a request that leaves can be found too
     eviction_policy         which cached block goes first when room is needed: "lru" unused for longest, "lfu" hit least often,
-                            "fifo" cached for longest, "mru" used last, "slru" not hit twice yet, then unused for longest
+                            "fifo" cached for longest, "mru" used last, "slru" not hit twice yet, then unused for longest,
+                            "priority" of the least important requests
     kv_allocator            "paged": blocks as tokens come; "orca-max" | "orca-pow2" | "orca-oracle": one contiguous run per
                             request, reserved when it is admitted, for comparison; they need enable_prefix_caching=False
     cache_salt              only requests with the same salt share cached text
@@ -168,13 +169,15 @@ class EngineConfig:
         given = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: each says how large the pool is; give one of them")
-        if self.cache_salt is not None and not self.enable_prefix_caching:
-            raise ValueError(f"cache_salt={self.cache_salt!r}: needs enable_prefix_caching=True")
-
-        if self.scheduling_policy in ("lpm", "dfs-weight") and not self.enable_prefix_caching:
-            raise ValueError(
-                f"scheduling_policy={self.scheduling_policy!r}: goes by what is cached; it needs enable_prefix_caching=True"
-            )
+        about_the_cache = {
+            "cache_salt": self.cache_salt is not None,
+            "prefix_cache": self.prefix_cache != "hash",
+            "eviction_policy": self.eviction_policy != "lru",
+            "scheduling_policy": self.scheduling_policy in ("lpm", "dfs-weight"),
+        }
+        for name, is_chosen in about_the_cache.items():
+            if is_chosen and not self.enable_prefix_caching:
+                raise ValueError(f"{name}={getattr(self, name)!r}: needs enable_prefix_caching=True")
         if self.kv_allocator != "paged" and self.enable_prefix_caching:
             raise ValueError(
                 f"kv_allocator={self.kv_allocator!r}: reserved memory is not shared; it needs enable_prefix_caching=False"
@@ -202,6 +205,12 @@ class EngineConfig:
             raise ValueError(
                 "resume_order='smallest': with scheduling_policy='priority' the best priority comes back first"
             )
+
+    @property
+    def heeds_priority(self) -> bool:
+        """Does anything look at the priority of a request?"""
+        chosen = (self.scheduling_policy, self.eviction_policy, self.preemption_victim)
+        return "priority" in chosen or "lowest-priority" in chosen
 
     @property
     def preempts_gangs(self) -> bool:

@@ -81,7 +81,7 @@ class Engine:
         tokenizer's chat template. `params` default to `SamplingParams()`. For messages `chat` may say more (see
         `ChatOptions`): template=, tools=, documents=, add_generation_prompt=, continue_final_message=,
         chat_template_kwargs=.
-        `priority`: the lowest number goes first, with scheduling_policy="priority". `deadline`: seconds from now; a request
+        `priority`: the lowest number goes first, where an option of the engine says so; elsewhere it is refused. `deadline`: seconds from now; a request
         that is not over by then is cancelled, between two steps, and keeps the text that it has; its stop_reason is "deadline".
         Raises TypeError or ValueError with a sentence when the request is bad or can never be served, and
         RequestRefused (a ValueError) when the queue is full.

@@ -46,6 +46,12 @@ class Door:
         arrival, since when `waited` seconds have passed."""
         if not is_integer(priority):
             raise RequestRefused(f"priority={priority!r}: must be an integer, and the lowest goes first", Cause.INVALID)
+        if priority and not self.config.heeds_priority:
+            raise RequestRefused(
+                f"priority={priority}: nothing looks at it; the engine needs scheduling_policy='priority', "
+                f"eviction_policy='priority' or preemption_victim='lowest-priority'",
+                Cause.INVALID,
+            )
         self._check_deadline(deadline, waited)
         num_prompt = len(prompt_token_ids)
         if not num_prompt:

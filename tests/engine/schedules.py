@@ -58,8 +58,10 @@ class Schedules(RuleBasedStateMachine):
     @initialize(options=options)
     def start(self, options):
         self.windows = options["windows"]
-        if not options["enable_prefix_caching"] and POLICIES[options["scheduling_policy"]].arrange:
-            options = options | {"scheduling_policy": "fcfs"}
+        if not options["enable_prefix_caching"]:
+            options = options | {"prefix_cache": "hash", "eviction_policy": "lru"}
+            if POLICIES[options["scheduling_policy"]].arrange:
+                options = options | {"scheduling_policy": "fcfs"}
         if options["scheduling_policy"] == "priority":
             options = options | {"resume_order": "oldest"}
         if options["num_cpu_blocks"]:
@@ -128,6 +130,7 @@ class Schedules(RuleBasedStateMachine):
             min_tokens=min_tokens,
         )
         try:
+            priority = priority if self.core.config.heeds_priority else 0
             request_id = self.core.add_request(prompt, params, cache_salt=salt, priority=priority)
         except RequestRefused as refusal:
             assert str(refusal.needed) in str(refusal) and str(refusal.available) in str(refusal)

@@ -149,7 +149,8 @@ def test_unknown_options_are_named_with_the_known_ones():
         EngineConfig.from_options("default", {"blocksize": 16})
     with pytest.raises(TypeError, match=r"unknown option 'weights_source'"):
         EngineConfig.from_options("default", {"weights_source": "x"})
-    with pytest.raises(ValueError, match="cache_salt='a': needs enable_prefix_caching=True"):
-        EngineConfig(cache_salt="a", enable_prefix_caching=False)
+    for name, value in (("cache_salt", "a"), ("prefix_cache", "radix"), ("eviction_policy", "lfu")):
+        with pytest.raises(ValueError, match=f"{name}='{value}': needs enable_prefix_caching=True"):
+            EngineConfig(**{name: value}, enable_prefix_caching=False)
     with pytest.raises(ValueError, match="model=None"):
         EngineConfig.from_options(None, {})

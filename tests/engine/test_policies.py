@@ -322,6 +322,15 @@ def test_deadlines_of_requests_that_are_over_are_forgotten():
     assert len(core._deadlines) <= 2
 
 
+def test_a_priority_that_nothing_looks_at_is_refused():
+    with pytest.raises(
+        RequestRefused, match=r"priority=3: nothing looks at it; the engine needs scheduling_policy='priority'"
+    ):
+        make_core().add_request([1], greedy(1), priority=3)
+    for option in ({"eviction_policy": "priority"}, {"preemption_victim": "lowest-priority"}):
+        make_core(**option).add_request([1], greedy(1), priority=3)
+
+
 @pytest.mark.parametrize("priority", ["high", 1.5, None, True])
 def test_a_priority_that_is_no_integer_is_refused(priority):
     core = make_core(scheduling_policy="priority")
@@ -340,7 +349,7 @@ def test_no_policy_changes_a_text(policy, n):
     params = SamplingParams(n=n, temperature=1.0, max_tokens=9)
     prompts = [[1, 2, 3] * 3 + [i] * (i % 5) for i in range(9)]
     for i, prompt in enumerate(prompts):
-        core.add_request(prompt, params, priority=i % 3)
+        core.add_request(prompt, params, priority=i % 3 if policy == "priority" else 0)
         core.step()
         core.check_integrity()
     run(core)

@@ -193,7 +193,8 @@ def test_a_reset_leaves_nothing_to_find():
 def test_each_strategy_gives_up_another_text_and_says_why(prefix_cache, policy, cause, victim):
     core = make_core(num_blocks=8, prefix_cache=prefix_cache, eviction_policy=policy)
     for token in (1, 1, 1, 2, 3):  # one cached block each
-        core.add_request([token] * (5 if prefix_cache == "hash" else 4), greedy(1), priority=5 if token == 1 else 0)
+        priority = 5 if policy == "priority" and token == 1 else 0
+        core.add_request([token] * (5 if prefix_cache == "hash" else 4), greedy(1), priority=priority)
         run(core)
     held = {block: core.tables.cache.text_of(block)[0] for block in texts(core)}
     core.add_request([9] * 20, greedy(1))
