@@ -45,7 +45,7 @@ def facts(info: EngineInfo, workload: str, ceilings: Ceilings) -> dict[str, str]
         f"Numba {numba.__version__}, transformers {transformers.__version__}",
         "model": f"{info.model_name}, {info.dtype}, from {info.weights_source}",
         "workload": workload,
-        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s (last)",
+        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s (median)",
     }
 
 
