@@ -44,6 +44,11 @@ class RequestStatus(StrEnum):
     FAILED = "failed"
 
     @property
+    def is_waiting(self) -> bool:
+        """In the line: it never ran, or it lost its blocks."""
+        return self in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+    @property
     def is_over(self) -> bool:
         return self in (RequestStatus.FINISHED, RequestStatus.CANCELLED, RequestStatus.FAILED)
 

@@ -40,13 +40,13 @@ class Reasons:
         leader = self.leader
         for _ in range(min(TOLD_PER_STEP, len(self.untold))):
             seq = self.untold.popleft()
-            if seq in self.line and seq not in found:
+            if seq.status.is_waiting and seq not in found:
                 self._tell(seq, Blocked(Cause.BEHIND, behind=leader.request.id))
 
     @property
     def leader(self) -> Sequence | None:
         """Who has to be admitted before anyone else."""
-        return next((seq for seq in self._found if seq in self.line), self.line.head)
+        return next((seq for seq in self._found if seq.status.is_waiting), self.line.head)
 
     def of(self, seq: Sequence) -> Blocked | None:
         """Why it waits, now; None when it leads the line and no step has looked at it."""

@@ -172,7 +172,7 @@ class Scheduler:
             if seq.status is not RequestStatus.RUNNING or seq.num_computed_tokens >= seq.num_tokens:
                 raise RuntimeError(f"{seq} runs without anything to compute")
         for seq in self.waiting:
-            if seq.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) or len(seq.block_tables[0]):
+            if not seq.status.is_waiting or len(seq.block_tables[0]):
                 raise RuntimeError(f"{seq} waits and holds blocks")
         self.swap.check_integrity(self.waiting)
         self.tables.check_integrity(self.running)

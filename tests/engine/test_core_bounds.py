@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_model import VOCAB, greedy, make_core, run
 from kvscope.engine.sampling.sampler import Sampled
+from kvscope.engine.scheduling.queue import WaitingQueue
 
 
 def test_ten_thousand_requests_leave_everything_bounded():
@@ -86,3 +87,23 @@ def test_the_cost_of_a_step_depends_neither_on_the_pool_nor_on_the_line():
     base, _ = bookkeeping(32, num_blocks=512)
     assert bookkeeping(32, num_blocks=65_536)[0] < 3 * base
     assert bookkeeping(32, num_blocks=512, num_waiting=10_000)[0] < 3 * base
+
+
+def test_telling_the_line_why_it_waits_does_not_walk_it(monkeypatch):
+    core, walked = make_core(num_blocks=40, max_num_seqs=1, max_waiting_requests=2000), []
+    for _ in range(1000):
+        core.add_request([1, 2], greedy(20))
+    places = WaitingQueue.__iter__
+
+    def counting(line):
+        for seq in places(line):
+            walked.append(seq)
+            yield seq
+
+    monkeypatch.setattr(WaitingQueue, "__iter__", counting)
+    told = len(core.scheduler.reasons.untold)
+    for _ in range(10):
+        core.step()
+        assert len(walked) < 64
+        walked.clear()
+    assert told - len(core.scheduler.reasons.untold) == 640
