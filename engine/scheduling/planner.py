@@ -171,8 +171,7 @@ class Planner:
                 break
             if is_out and not self.running:
                 self.swap.shrink(seq)
-            hit = Hit() if is_out else self.tables.find_prefix(seq)
-            why = self._why_not(seq, hit, seats, budget, reserved)
+            why, hit = self._try(seq, seats, budget, reserved)
             if why is None:
                 for passed in before:
                     passed.num_times_passed += 1
@@ -194,39 +193,40 @@ class Planner:
             self._batch_is_open = False
         return why_head
 
-    def _why_not(self, seq: Sequence, hit: Hit, seats: int, budget: int, reserved: int) -> Blocked | None:
-        """What keeps this sequence, and those that were swapped out with it, from being admitted now."""
+    def _try(self, seq: Sequence, seats: int, budget: int, reserved: int) -> tuple[Blocked | None, Hit]:
+        """What keeps this sequence, and those that were swapped out with it, from being admitted now; and the cached start of its
+        text, which is looked up only when a seat and a token are there."""
         unit = self.swap.members(seq)
         needed_seats = sum(member.num_seats for member in unit or [seq])
         if needed_seats > seats:
-            return Blocked(Cause.MAX_NUM_SEQS, needed=needed_seats, available=seats)
+            return Blocked(Cause.MAX_NUM_SEQS, needed=needed_seats, available=seats), Hit()
         if not budget:
-            return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens)
+            return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens), Hit()
         if unit:
-            needed = self.swap.blocks_to_return(seq)
+            hit, needed = Hit(), self.swap.blocks_to_return(seq)
         else:
+            hit = self.tables.find_prefix(seq)
             needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
         available = self.tables.available(seq)
         kept = reserved + self.watermark if self.running else 0
         if needed + kept > available:
-            return Blocked(Cause.NO_FREE_BLOCK, needed, max(0, available - kept), kept)
-        return None
+            return Blocked(Cause.NO_FREE_BLOCK, needed, max(0, available - kept), kept), hit
+        return None, hit
 
     def _make_way(self, plan: Plan) -> None:
         """Whoever leads the line with a better priority takes the place of those that run with the worst, as far as it needs
         and if that is enough."""
         head, running = self.waiting.head, self.running
-        if head is None:
+        worse = [seq for seq in running if head and seq.request.priority > head.request.priority]
+        if not worse:
             return
-        hit = Hit() if self.swap.members(head) else self.tables.find_prefix(head)
-        worse = [seq for seq in running if seq.request.priority > head.request.priority]
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in running)
         reserved = sum(map(self.tables.still_to_take, running))
         gained_seats = sum(seq.num_seats for seq in worse)
         gained = sum(self.tables.held(seq) + self.tables.still_to_take(seq) for seq in worse)
-        if self._why_not(head, hit, seats + gained_seats, 1, reserved - gained):
+        if self._try(head, seats + gained_seats, 1, reserved - gained)[0]:
             return
-        while worse and self._why_not(head, hit, seats, 1, reserved):
+        while worse and self._try(head, seats, 1, reserved)[0]:
             gone = self.victims.gang(worse[-1], running)
             del worse[-len(gone) :]
             seats += sum(victim.num_seats for victim in gone)

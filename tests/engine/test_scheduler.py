@@ -238,6 +238,22 @@ def test_a_spent_budget_is_a_reason():
     assert why(core, 2) == "it needs 3 tokens and the budget of the step is spent"
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_batched_tokens": 1}])
+def test_the_cache_is_asked_only_when_a_seat_and_a_token_are_there(policy, options, monkeypatch):
+    core, asked = make_core(scheduling_policy=policy, **options), []
+    find_prefix = core.tables.find_prefix
+    monkeypatch.setattr(core.tables, "find_prefix", lambda seq: asked.append(seq.request.id) or find_prefix(seq))
+    core.add_request([1], greedy(5))
+    core.add_request([2] * 3, greedy(1))
+    for _ in range(5):
+        assert core.get(2).status == "waiting"
+        core.step()
+    assert asked == [1] and core.get(1).finished
+    run(core)
+    assert asked == [1, 2]
+
+
 def test_a_hit_on_a_free_block_counts_as_a_block_that_is_used_up():
     core = make_core(num_blocks=8)
     core.add_request([1] * 9, greedy(1))
