@@ -105,16 +105,15 @@ class Planner:
             if seq.is_prefill:
                 left = (budget - decodes) // len(together)
                 num_tokens = min(seq.prefill_end - seq.num_computed_tokens, left, longest_chunk)
-                cause = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
             elif only_prefill:
                 i += len(together)
                 continue
             else:
-                num_tokens, cause = min(1, budget // len(together)), Cause.DECODE
+                num_tokens = min(1, budget // len(together))
                 decodes -= len(together)
             if num_tokens > 0:
                 while gone := self.victims.for_gang(running, i) or (
-                    not self._grow(together, num_tokens, cause) and self.victims.for_one(running, i, len(together))
+                    not self._grow(together, num_tokens) and self.victims.for_one(running, i, len(together))
                 ):
                     decodes -= 0 if only_prefill else sum(not v.is_prefill for v in gone if v not in together)
                     self.scheduler.preempt(gone, Cause.NO_FREE_BLOCK, plan, needed_by=seq)
@@ -135,9 +134,11 @@ class Planner:
         """The running sequences that stand or fall with this one, in order."""
         return seq.request.children if seq.request.advances_together else [seq]
 
-    def _grow(self, together: list[Sequence], num_tokens: int, cause: Cause) -> bool:
+    def _grow(self, together: list[Sequence], num_tokens: int) -> bool:
         if len(together) > 1 and self.tables.needed_to_grow(together, num_tokens) > self.tables.pool.num_free:
             return False
+        prefill = Cause.RECOMPUTE if together[0].num_preemptions else Cause.PROMPT
+        cause = prefill if together[0].is_prefill else Cause.DECODE
         return all(self.tables.grow(seq, num_tokens, cause) for seq in together)
 
     def _blocks_of_beams(self, seq: Sequence) -> int:
@@ -178,8 +179,7 @@ class Planner:
                 for member in self.scheduler.bring_back(seq) if is_out else self.scheduler.start(seq, hit):
                     left = member.prefill_end - member.num_computed_tokens if member.is_prefill else 1
                     num_tokens = min(budget, left, longest_chunk)
-                    cause = Cause.RECOMPUTE if member.num_preemptions else Cause.PROMPT
-                    if num_tokens and self.tables.grow(member, num_tokens, cause):
+                    if num_tokens and self._grow([member], num_tokens):
                         plan.add(member, num_tokens)
                         budget -= num_tokens
                     seats -= member.num_seats

@@ -49,6 +49,17 @@ def test_what_was_swapped_out_is_not_computed_again(generated, caching):
     assert core.metrics()["kvscope:num_cpu_blocks_used"] == 0
 
 
+def test_a_block_for_the_next_token_of_one_that_came_back_is_taken_to_decode():
+    core = swapping()
+    core.add_request([1, 2, 3], greedy(8))
+    core.step()
+    core.step()  # 4 tokens computed: the next one needs a block
+    core.preempt(1)
+    core.step()
+    causes = [e.cause for e in events(core, EventKind.ALLOCATED)]
+    assert causes == [Cause.PROMPT, Cause.SWAPPED_IN, Cause.DECODE]
+
+
 def test_the_moves_are_told_with_blocks_and_bytes():
     core = swapping(num_blocks=6, enable_prefix_caching=False)
     core.add_request([1] * 8, greedy(9))
