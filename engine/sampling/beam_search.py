@@ -22,7 +22,6 @@ what forks and what is freed is carried out by `lifecycle`.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -33,6 +32,7 @@ import torch
 from ..events import Cause
 from .params import MAX_SAMPLES, SamplingParams, _integer, _real, _require
 
+MAX_LENGTH_PENALTY = 40.0  # length ** penalty stays a float of any length that a model has
 # What it shares with sampling. Anything else would change the search, and is refused rather than ignored.
 _SHARED = (
     "n", "max_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "detokenize", "skip_special_tokens",
@@ -46,7 +46,7 @@ class BeamSearchParams(SamplingParams):
 
     beam_width          texts kept in every step, from 1 to 64
     length_penalty      a hypothesis is scored logprob / length ** length_penalty: above 0 favours long texts, below 0
-                        short ones
+                        short ones; from -40 to 40
     early_stopping      True | False | "never", as transformers defines them; see the module
 
     max_tokens, ignore_eos, stop_token_ids, prompt_logprobs, detokenize, skip_special_tokens and
@@ -61,7 +61,9 @@ class BeamSearchParams(SamplingParams):
         limit = f"an integer from 1 to {MAX_SAMPLES}"
         self._set("beam_width", _integer("beam_width", self.beam_width, 1, limit))
         _require(self.beam_width <= MAX_SAMPLES, "beam_width", self.beam_width, limit)
-        self._set("length_penalty", _real("length_penalty", self.length_penalty, math.isfinite, "a finite number"))
+        limit = f"a number from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+        penalty = _real("length_penalty", self.length_penalty, lambda value: abs(value) <= MAX_LENGTH_PENALTY, limit)
+        self._set("length_penalty", penalty)
         fine = isinstance(self.early_stopping, bool) or self.early_stopping == "never"
         _require(fine, "early_stopping", self.early_stopping, "True, False or 'never'")
         _require(self.n in (1, self.beam_width), "n", self.n, "left out: beam_width says how many texts come out")

@@ -1,5 +1,6 @@
 """Beam search in the engine: what is shared, forked, copied, freed and told, on a model whose tokens depend on every page."""
 
+import math
 from array import array
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from fake_model import VOCAB, greedy, logits_of, make_core, reference, run
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from kvscope.engine import BeamSearchParams, Cause, EventKind, RequestRefused, SamplingParams
-from kvscope.engine.sampling.beam_search import BeamSearch, common_prefix
+from kvscope.engine.sampling.beam_search import MAX_LENGTH_PENALTY, BeamSearch, Continuation, common_prefix
 from kvscope.workbench.sentences import Context, sentence
 from schedules import EOS, Schedules, check, options, prompts
 
@@ -109,7 +110,10 @@ def test_the_oldest_search_finishes_in_the_smallest_pool_that_takes_it():
     for one in (params, *others):
         core.add_request(PROMPT, one)
     run(core)
-    assert core.metrics()["vllm:num_preemptions_total"] > 0
+    told = sum(core.get(request_id).metrics.num_preemptions for request_id in (1, 2, 3, 4))
+    assert (
+        told == core.metrics()["vllm:num_preemptions_total"] == core.metrics()["vllm:request_num_preemptions_sum"] > 0
+    )
     for request_id, one in ((1, params), (2, others[0]), (4, others[2])):
         assert_same(found(core, request_id), alone(PROMPT, one))
     assert all(event.request_id > 1 for event in events_of(core, EventKind.PREEMPTED))
@@ -226,6 +230,15 @@ def test_four_samples_of_a_prompt_of_64_use_the_blocks_of_the_closed_form(block_
     assert not core.has_work and core.tables.pool.num_used == 0
 
 
+@pytest.mark.parametrize("penalty", [-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY])
+def test_the_strongest_length_penalty_still_scores_a_text_of_a_million_tokens(penalty):
+    params, text = search(1, length_penalty=penalty, max_tokens=2**21), list(range(2**20))
+    beams = BeamSearch(params, params.max_tokens, frozenset({EOS}))
+    beams.advance([Continuation(0, EOS, -1e6), Continuation(0, EOS + 1, -2e6)], [text])
+    (best,) = beams.hypotheses
+    assert math.isfinite(best.score) and best.score < 0 and beams.done
+
+
 # --- what is refused
 
 
@@ -234,7 +247,8 @@ def test_four_samples_of_a_prompt_of_64_use_the_blocks_of_the_closed_form(block_
     [
         ({"beam_width": 0}, "beam_width=0: must be an integer from 1 to 64"),
         ({"beam_width": 65}, "beam_width=65: must be an integer from 1 to 64"),
-        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty=nan: must be a finite number"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty=nan: must be a number from -40 to 40"),
+        ({"beam_width": 2, "length_penalty": -41}, "length_penalty=-41: must be a number from -40 to 40"),
         ({"beam_width": 2, "early_stopping": "always"}, "early_stopping='always': must be True, False or 'never'"),
         ({"beam_width": 2, "n": 3}, "n=3: must be left out"),
         ({"beam_width": 2, "temperature": 0.5}, "temperature=0.5: must be left out"),
