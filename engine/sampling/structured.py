@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_GRAMMARS = 64  # that a compiler keeps
-_KINDS = ("json", "regex", "choice", "grammar")
 _FORMATS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}  # ours -> llguidance's
 
 
@@ -47,10 +46,10 @@ class StructuredOutputsParams:
     compiled: Grammar | None = None  # filled by the engine at submit; not an option
 
     def __post_init__(self) -> None:
-        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        given = [kind for kind in _FORMATS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"structured_outputs has {', '.join(given) or 'nothing'}: must have one of {', '.join(_KINDS)}"
+                f"structured_outputs has {', '.join(given) or 'nothing'}: must have one of {', '.join(_FORMATS)}"
             )
         value = getattr(self, given[0])
         if given[0] == "choice":
@@ -66,7 +65,7 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """Which one it has: "json" | "regex" | "choice" | "grammar"."""
-        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
+        return next(kind for kind in _FORMATS if getattr(self, kind) is not None)
 
     @property
     def text(self) -> str:
@@ -151,7 +150,6 @@ class Matcher:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._num_read = 0
-        self._words = np.zeros((vocab_size + 31) // 32, np.int32)
 
     def allowed(self, output: Sequence[int]) -> np.ndarray:
         """Which tokens may follow `output`, all ids of the sample so far: bool [vocab]. Nothing may where the grammar has
@@ -159,10 +157,10 @@ class Matcher:
         for token_id in output[self._num_read :]:
             self._matcher.consume_token(token_id)
         self._num_read = len(output)
-        self._words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # a bit for each token
         if self._matcher.is_error():
             return np.zeros(self._vocab_size, bool)
-        return np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little").view(bool)
+        return np.unpackbits(mask, count=self._vocab_size, bitorder="little").view(bool)
 
     @property
     def is_complete(self) -> bool:
