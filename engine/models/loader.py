@@ -73,8 +73,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no config.json, so nothing says what model its weights are")
+    stated = stated_config(folder)
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
-        if isinstance(number := stated_config(folder).get(name), int) and number > MOST_LAYERS:
+        if isinstance(number := stated.get(name), int) and number > MOST_LAYERS:
             raise ValueError(
                 f"config.json in {folder} states {name}={number}: at most {MOST_LAYERS:,} layers are built"
             )
