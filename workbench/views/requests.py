@@ -67,7 +67,7 @@ class Requests(View):
         output = self._texts(request_id)
         if output is None or not output.outputs:
             return ""
-        text = " ".join(max((o.text[-2 * _TAIL :] for o in output.outputs[:1]), key=len).split())
+        text = " ".join(output.outputs[0].text[-2 * _TAIL :].split())
         return f"… {text[-_TAIL:].partition(' ')[2] or text[-_TAIL:]}" if len(text) > _TAIL else text
 
     def _row(self, frame: Frame, group: list[RequestState]) -> str:
