@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HATCHES = ("", "//", "..", "xx", "")  # what differs in hue differs in texture too
+HATCHES = ("", "//", "..", "xx", "--")  # what differs in hue differs in texture too
 
 
 def new_figure(title: str, *, height: float = 3.2, x_label: str = "", y_label: str = "") -> tuple[Figure, Axes]:
@@ -43,7 +43,7 @@ def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], *, x_label
     longest = max(sum(parts.values()) for parts in bars.values())
     for i, part in enumerate(next(iter(bars.values()))):
         values = [parts[part] for parts in bars.values()]
-        axes.barh(list(bars), values, left=list(left.values()), color=OWNER_HUES[i], hatch=HATCHES[i % 5],
+        axes.barh(list(bars), values, left=list(left.values()), color=OWNER_HUES[i], hatch=HATCHES[i % len(HATCHES)],
                   edgecolor=LIGHT.ink, linewidth=0.6, label=part)  # fmt: skip
         for bar, value in zip(bars, values, strict=True):
             if value > 0.05 * longest:
@@ -89,7 +89,7 @@ def gantt(
     figure, axes = new_figure(title, height=1.2 + 0.3 * len(spans), x_label=x_label)
     kinds = list(dict.fromkeys(kind for row in spans.values() for _, _, kind in row))
     looks = {
-        kind: {"facecolor": OWNER_HUES[i], "hatch": HATCHES[i % 5], "edgecolor": LIGHT.ink, "linewidth": 0.4}
+        kind: {"facecolor": OWNER_HUES[i], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": LIGHT.ink, "linewidth": 0.4}
         for i, kind in enumerate(kinds)
     }
     for name, row in spans.items():
