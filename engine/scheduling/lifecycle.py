@@ -205,7 +205,6 @@ class Lifecycle:
             self._ended.append(request)
             request.metrics.finished = self.journal.time
             request.metrics.num_output_tokens = max(child.num_output_tokens for child in request.children)
-            request.metrics.num_preemptions = sum(child.num_preemptions for child in request.children)
             if status is RequestStatus.FINISHED:
                 self.metrics.request_finished(request)
 

@@ -126,6 +126,7 @@ class Scheduler:
             released = {trunk: sum(released.values())}
         for seq, tokens in computed.items():
             seq.num_preemptions += 1
+            request.metrics.num_preemptions += 1
             seq.waiting_since_step = self.journal.step
             self.waiting.put_back(seq)
             self.reasons.joined(seq)
