@@ -128,7 +128,7 @@ class EngineCore:
             self.tables.take_copies()  # they were for the sequences that end now
             self.scheduler.swap.lost()
             line = self.scheduler.waiting
-            in_step = (plan.sequences if plan.scheduled else self.scheduler.running) or line.first(1)[:1]
+            in_step = (plan.sequences if plan.scheduled else self.scheduler.running) or line.first_places(1)
             self.lifecycle.fail(dict.fromkeys(seq.request for seq in in_step), fault)
             if not isinstance(fault, Exception):  # Ctrl-C: the requests of the step end, and the caller hears of it
                 self._close_step(plan)

@@ -246,6 +246,19 @@ def test_an_interrupt_ends_the_requests_of_the_step_and_reaches_the_caller():
     assert sample(core, 2).output_token_ids == reference([1, 2, 3], greedy(5))
 
 
+def test_a_fault_before_anyone_runs_ends_the_one_who_leads_the_line(monkeypatch):
+    core = make_core(scheduling_policy="priority")
+    core.add_request([1] * 6, greedy(3), priority=5)
+    core.step()
+    core.preempt(1)
+    core.add_request([2], greedy(2), priority=1)
+    monkeypatch.setattr(core.tables, "find_prefix", lambda seq: 1 / 0)
+    assert core.step().finished == [2]
+    monkeypatch.undo()
+    run(core)
+    assert sample(core, 1).output_token_ids == reference([1] * 6, greedy(3))
+
+
 def test_a_fault_before_the_plan_stands_ends_what_runs(monkeypatch):
     core = make_core()
     core.add_request([1] * 6, SamplingParams(n=2, max_tokens=6, seed=1))
