@@ -47,6 +47,16 @@ def test_runs_take_turns_and_the_median_counts():
     assert ceilings.bytes_per_second > 0 and ceilings.flops_per_second > 0
 
 
+def bench(model, folder, *arguments):
+    """Run `kvscope bench` with these arguments once; the figures that it wrote."""
+    parser, file = argparse.ArgumentParser(), folder / "figures.json"
+    add_parser(parser.add_subparsers())
+    common = ["--model", str(model), "--dtype", "float32", "--repeats", "1", "--json", str(file)]
+    options = parser.parse_args(["bench", *arguments, *common])
+    assert options.run(options) == 0
+    return json.loads(file.read_text())
+
+
 @pytest.mark.parametrize(
     ("arguments", "rows", "column"),
     [
@@ -55,41 +65,16 @@ def test_runs_take_turns_and_the_median_counts():
     ],
 )
 def test_a_benchmark_prints_a_floor_and_a_peer_for_every_figure(tiny_folder, tmp_path, capsys, arguments, rows, column):
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    file = tmp_path / "figures.json"
-    common = ["--model", str(tiny_folder), "--dtype", "float32", "--repeats", "1", "--json", str(file)]
-    options = parser.parse_args(["bench", *arguments, *common])
-    assert options.run(options) == 0
-    printed, figures = capsys.readouterr().out, json.loads(file.read_text())
+    figures = bench(tiny_folder, tmp_path, *arguments)
+    printed = capsys.readouterr().out
     assert "transformers" in printed and "floor" in printed and "GB/s" in figures["ceilings"]
     assert len(figures["rows"]) == rows and all(row[column] and row["share of floor"] for row in figures["rows"])
 
 
 def test_the_prefix_benchmark_finds_more_with_a_cache_and_in_the_order_of_the_cache(tiny_folder, tmp_path):
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    file = tmp_path / "figures.json"
-    arguments = [
-        "bench",
-        "prefix",
-        "--users",
-        "2",
-        "--turns",
-        "2",
-        "--system",
-        "40",
-        "--new",
-        "3",
-        "--dtype",
-        "float32",
-        "--repeats",
-        "1",
-        "--model",
-    ]
-    options = parser.parse_args([*arguments, str(tiny_folder), "--json", str(file)])
-    assert options.run(options) == 0
-    found = {(row["workload"], row["engine"]): row["found"] for row in json.loads(file.read_text())["rows"]}
+    arguments = ["--users", "2", "--turns", "2", "--system", "40", "--new", "3"]
+    figures = bench(tiny_folder, tmp_path, "prefix", *arguments)
+    found = {(row["workload"], row["engine"]): row["found"] for row in figures["rows"]}
     assert found["chat", "no cache"] == 0 < found["chat", "hash chain"] < found["chat", "radix tree"]
     for cache in ("hash chain", "radix tree"):
         assert found["tree", f"{cache}, lpm"] >= found["tree", f"{cache}, fcfs"] > 0
