@@ -73,7 +73,8 @@ def _between(start: float | None, end: float | None) -> float | None:
 @dataclass(slots=True)
 class CompletionOutput:
     """One sample. `finish_reason`: "stop" | "length" | "cancelled" | "error", None while it runs; `stop_reason`: the
-    stop string or stop token id that matched, "deadline" for one that was cancelled when its time was over, else None."""
+    stop string or stop token id that matched, "deadline" for one that was cancelled when its time was over, else None.
+    `token_times`: when each token came, in seconds on time.monotonic(); empty for a beam, whose text changes as it goes."""
 
     index: int
     text: str
@@ -82,6 +83,7 @@ class CompletionOutput:
     logprobs: list[dict[int, float]] | None = None  # per token: {token id: log-probability}
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_times: list[float] = field(default_factory=list, compare=False)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ class SampleRecord:
         "stop_reason",
         "text",
         "token_ids",
+        "token_times",
     )
 
     def __init__(self, index: int, text: SampleText | None, wants_logprobs: bool):
@@ -46,6 +48,7 @@ class SampleRecord:
         self.text = text  # None without a tokenizer or with detokenize=False: token ids only
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
+        self.token_times = array("d")  # seconds on time.monotonic()
         self.logprobs: list[dict[int, float]] | None = [] if wants_logprobs else None
         self.cumulative_logprob: float | None = 0.0 if wants_logprobs else None
         self.finish_reason: str | None = None
@@ -54,6 +57,7 @@ class SampleRecord:
     def push(self, token_id: int, logprobs: dict[int, float] | None, *, show: bool = True) -> str | None:
         """Take one token; returns the stop string that it completed. `show` False keeps its text out (EOS, stop ids)."""
         self.token_ids.append(token_id)
+        self.token_times.append(time.monotonic())
         if self.logprobs is not None and self.cumulative_logprob is not None and logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id]
@@ -77,6 +81,7 @@ class SampleRecord:
             index=self.index,
             text="".join(self.pieces),
             token_ids=list(self.token_ids),
+            token_times=list(self.token_times),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,

@@ -475,6 +475,13 @@ def test_times_are_in_order(engine):
     assert 0 < metrics.ttft <= metrics.e2e and metrics.tpot > 0 and metrics.num_output_tokens == 12
 
 
+def test_every_token_has_its_time_in_every_sample(engine):
+    output = engine.generate("hello", SamplingParams(n=2, temperature=1.0, max_tokens=9, ignore_eos=True))[0]
+    for sample in output.outputs:
+        assert len(sample.token_times) == 9 and sample.token_times == sorted(sample.token_times)
+        assert sample.token_times[0] >= output.metrics.first_token
+
+
 def test_a_waiting_call_pumps_the_hooks_and_drops_one_that_fails(make_scripted):
     engine, _ = make_scripted([65], seconds=0.02)
     calls = []
