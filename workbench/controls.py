@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .markup import esc, panel_head
-from .scenarios import SCENARIOS
+from .markup import esc, panel_head, plural
+from .scenarios import SCENARIOS, ScenarioRun
 from .selection import TABS
 from .views.base import Selection
 from .views.event_log import FILTERS
@@ -161,20 +161,25 @@ class Commands:
     def _submit(self, values: dict[str, str]) -> None:
         scenario = str(values.get("scenario", ""))
         if scenario:
-            handles = self._wb.run(scenario)
-            first, last = handles[0].request_id, handles[-1].request_id
-            what = f"Requests {first} to {last} were" if last > first else f"Request {first} was"
+            run = self._wb.run(scenario)
+            what, hint = _asked(run), f" {run.scenario.sentence}"
         else:
             prompt, options = read_form(values)
-            what = f"Request {self._wb.ask(prompt, **options).request_id} was"
-        paused = self._wb.engine.state == "paused"
-        self._choices.note = (
-            "ok",
-            f"{what} submitted." + (" The engine is paused: press Run or Step." if paused else ""),
-        )
+            what, hint = f"Request {self._wb.ask(prompt, **options).request_id} was submitted.", ""
+        paused = " The engine is paused: press Run or Step." if self._wb.engine.state == "paused" else ""
+        self._choices.note = ("ok", f"{what}{paused}{hint}")
 
 
 _KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit"})
+
+
+def _asked(run: ScenarioRun) -> str:
+    """What became of a scenario so far."""
+    first, last = run[0].request_id, run[-1].request_id
+    told = f"Requests {first} to {last} were submitted." if last > first else f"Request {first} was submitted."
+    if run.to_come:
+        told += f" {plural(run.to_come, 'question')} more {'waits' if run.to_come == 1 else 'wait'} for the answer."
+    return " ".join([told, *(f"{_sentence(ValueError(refusal))}" for refusal in run.refusals[:1])])
 
 
 def _sentence(error: BaseException) -> str:

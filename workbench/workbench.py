@@ -14,11 +14,14 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .asking import ask, params_of
 from .controls import Commands
+from .feeder import Feeder
 from .layout import Screen
-from .scenarios import scenario
+from .scenarios import Scenario, ScenarioRun, scenario
 from .selection import Choices, parse
 from .sentences import Context, lines
 from .theme import OwnerSlots
@@ -56,6 +59,7 @@ class Workbench:
         self._lock = threading.RLock()
         self._screens: list[_Shown] = []
         self._viewer: Viewer | None = None
+        self._feeders: list[Feeder] = []
         self._commands = Commands(self)
         self._closed = False
         self._error = ("", "")
@@ -69,24 +73,26 @@ class Workbench:
         """Queue a request and return its handle. `params` is a SamplingParams, or give its fields by name."""
         if params is not None and sampling:
             raise TypeError(f"submit() got params and {', '.join(sampling)}; give one of them")
-        if params is None and sampling:
-            from kvscope.engine import SamplingParams
+        return self.engine.submit(prompt, params_of(sampling) if params is None else params)
 
-            params = SamplingParams(**sampling)
-        return self.engine.submit(prompt, params)
+    def ask(self, question: str | Sequence[str], **sampling: Any) -> Any:
+        """Submit a question as the model expects one: as a chat message where it has a template, else as it stands.
+        A conversation is a list: question, answer, question, …. With beam_width=, a beam search."""
+        return ask(self.engine, question, sampling)
 
-    def ask(self, question: str, **sampling: Any) -> Any:
-        """Submit a question as the model expects one: as a chat message where it has a template, else as it stands. A
-        chat model that is given bare text often ends its answer at once."""
-        template = getattr(self.engine.tokenizer, "chat_template", None)
-        return self.submit([{"role": "user", "content": question}] if template else question, **sampling)
-
-    def run(self, name: str | None = None) -> list[Any]:
-        """Go on after a pause; with the name of a scenario, ask its questions instead. Returns their handles."""
+    def run(self, name: str | Scenario | None = None) -> list[Any]:
+        """Go on after a pause; with the name of a scenario, ask its questions instead. Returns their handles: a list that
+        grows where questions wait for answers, and whose `wait()` gives all outputs. Raises ValueError when none of them
+        can be served here."""
         if name is None:
             self.engine.resume()
             return []
-        return [self.ask(question, **options) for question, options in scenario(name).requests]
+        run = ScenarioRun(scenario(name), self.engine)
+        if run.advance() is not None:
+            self._feed(run.advance)
+        if run.refusals and not run:
+            raise ValueError(run.refusals[0])
+        return run
 
     def resume(self) -> None:
         """Go on after a pause."""
@@ -116,6 +122,11 @@ class Workbench:
         number = getattr(request, "request_id", request)
         told = lines([event for event in events if number in (None, event.request_id)], context)
         return [f"{line.headline} {line.consequence}".strip() for line in told]
+
+    def _feed(self, advance: Callable[[], float | None]) -> Feeder:
+        feeder = Feeder(self, advance)
+        self._feeders = [f for f in self._feeders if f.running] + [feeder]
+        return feeder
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +266,8 @@ class Workbench:
         if self._closed:
             return
         self._closed = True
+        for feeder in self._feeders:
+            feeder.stop(wait=True)
         if self._viewer is not None:
             self._viewer.stop(wait=True)
         if self._pump is not None and self._pump in self.engine.while_waiting:
