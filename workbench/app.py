@@ -21,7 +21,7 @@ from .views.base import Selection
 from .workbench import Workbench
 
 _TITLE = "kvscope"
-_ASKS_ENGINE = frozenset({"do", "submit"})  # these may wait for a step; the others only change what is shown
+_ASKS_ENGINE = frozenset({"do", "submit", "traffic"})  # these may wait for a step; the others only change what is shown
 
 
 def serve(

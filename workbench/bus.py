@@ -10,7 +10,8 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | data-tab, data-table, data-filter, data-sample | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label | ["label", its value] |
-| data-send inside data-form | ["submit", {field: text}] |
+| data-send inside data-form | [its value or "submit", {field: text}] |
+| a slider with data-rate | ["rate", its value] |
 | keys | the same messages as the buttons |
 | page shown, or shown again | ["hello", {"dark": bool}] |
 | a tick was missed | ["resync"] |
@@ -69,7 +70,7 @@ function attach(el) {
     if (name === width || !now) return;
     width = name;
     send("width", name);
-    if (name === "wide") inside("[data-details]")?.setAttribute("open", "");
+    if (name === "wide") inside("[data-form]")?.querySelectorAll("[data-details]").forEach((part) => { part.open = true; });
   }).observe(el);
 
   const show = (name) => {
@@ -85,7 +86,7 @@ function attach(el) {
       if (node === el) return;
       const data = node.dataset;
       if (!data || node.disabled) continue;
-      if (data.send !== undefined) return submit(node.closest("[data-form]"));
+      if (data.send !== undefined) return submit(node.closest("[data-form]"), data.send || "submit");
       if (data.do) { event.preventDefault(); return act[data.do] ? act[data.do]() : send("do", data.do); }
       if (data.tab) return show(data.tab);
       if (data.table) return send("table", data.table);
@@ -103,10 +104,14 @@ function attach(el) {
   el.addEventListener("input", (event) => {                  // of all form events the one that leaves a shadow root
     const at = event.composedPath()[0];
     if (at.dataset?.label !== undefined) send("label", at.value);
+    if (at.dataset?.rate !== undefined) {
+      at.nextElementSibling.textContent = at.value;
+      send("rate", Number(at.value));
+    }
   });
-  const submit = (form) => {
+  const submit = (form, kind = "submit") => {
     const fields = [...form.querySelectorAll("[name]")].map((field) => [field.name, field.value]);
-    send("submit", Object.fromEntries(fields));
+    send(kind, Object.fromEntries(fields));
   };
   const keys = {" ": "toggle", ArrowRight: "step", "[": "previous", "]": "next", Escape: "clear", t: "tables", r: "room",
                 d: "theme", "?": "help", "/": "prompt"};

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .arrivals import MIXES, SHAPES
 from .markup import esc, panel_head, plural
 from .scenarios import SCENARIOS, ScenarioRun
 from .selection import TABS
@@ -28,7 +29,12 @@ _FIELDS: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
     ("top_p", "Top p", "1.0", float),
     ("top_k", "Top k", "0", int),
     ("seed", "Seed", "", int),
+    ("beam_width", "Beam width", "", int),
 )
+_BEAM_FIELDS = frozenset(
+    {"beam_width", "max_tokens"}
+)  # a beam search draws nothing: the other fields do not concern it
+_RATES = ("0.2", "20", "0.2", "2")  # of the slider, in requests a second: least, most, step, at the start
 
 
 def form_html() -> str:
@@ -44,9 +50,33 @@ def form_html() -> str:
         '<div class="form" data-form role="form" aria-label="Submit"><label>Scenario<select name="scenario"><option value="">My own prompt</option>'
         f'{options}</select></label><label>Prompt<textarea name="prompt" rows="2" data-prompt>{esc(DEFAULT_PROMPT)}'
         "</textarea></label><details data-details><summary><span><b>Sampling</b> and length</span></summary>"
-        f'<div class="nums">{fields}</div></details><div class="send"><button class="primary" type="button" data-send '
-        'title="Ctrl Enter in the prompt">Submit request</button></div></div>'
+        f'<div class="nums">{fields}</div></details>{_traffic_fields()}<div class="send"><button class="primary" type="button" '
+        'data-send title="Ctrl Enter in the prompt">Submit request</button><button type="button" data-send="traffic" '
+        'title="Requests that keep arriving">Start traffic</button></div></div>'
     )
+
+
+def _traffic_fields() -> str:
+    least, most, step, start = _RATES
+    shapes = "".join(
+        f'<option value="{name}">{esc(words.split(":")[0].title())}</option>' for name, words in SHAPES.items()
+    )
+    mixes = "".join(f"<option>{name}</option>" for name in MIXES)
+    return (
+        '<details data-details><summary><span><b>Traffic</b>: rate, shape, prompts</span></summary><div class="nums two">'
+        f'<label class="wide">Requests a second<span class="slide"><input type="range" name="rate" data-rate min="{least}" '
+        f'max="{most}" step="{step}" value="{start}"><output>{start}</output></span></label>'
+        f'<label>Shape<select name="shape">{shapes}</select></label>'
+        f'<label>Prompts<select name="mix">{mixes}</select></label></div></details>'
+    )
+
+
+def traffic_html(sentence: str, running: bool) -> str:
+    """What traffic does, with the button that ends it; "" without any."""
+    if not sentence:
+        return ""
+    stop = '<button type="button" data-do="stop_traffic">Stop traffic</button>' if running else ""
+    return f'<div class="note traffic"><span>{esc(sentence)}</span>{stop}</div>'
 
 
 def read_form(values: dict[str, str]) -> tuple[str, dict[str, Any]]:
@@ -64,6 +94,8 @@ def read_form(values: dict[str, str]) -> tuple[str, dict[str, Any]]:
         except ValueError:
             kind = "a whole number" if read is int else "a number"
             raise ValueError(f"{label}={text!r}: must be {kind}.") from None
+    if "beam_width" in options:
+        options = {name: options[name] for name in options if name in _BEAM_FIELDS}
     return prompt, options
 
 
@@ -98,6 +130,7 @@ class Commands:
             "theme": self._theme,
             "trace": lambda: self._flip("trace_open"),
             "reset": self._reset,
+            "stop_traffic": self._wb.stop_traffic,
         }.get(what)
         if act is not None:
             act()
@@ -169,8 +202,19 @@ class Commands:
         paused = " The engine is paused: press Run or Step." if self._wb.engine.state == "paused" else ""
         self._choices.note = ("ok", f"{what}{paused}{hint}")
 
+    def _traffic(self, values: dict[str, str]) -> None:
+        traffic = self._wb.traffic(rate=float(values["rate"]), shape=values["shape"], mix=values["mix"])
+        paused = " The engine is paused: press Run." if self._wb.engine.state == "paused" else ""
+        self._choices.note = (
+            "ok",
+            f"{SHAPES[traffic.shape].capitalize()}. Move the slider to change the rate.{paused}",
+        )
 
-_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit"})
+    def _rate(self, value: float) -> None:
+        self._wb.change_rate(float(value))
+
+
+_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit", "traffic", "rate"})
 
 
 def _asked(run: ScenarioRun) -> str:

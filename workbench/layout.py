@@ -17,7 +17,7 @@ from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleShe
 
 from . import stylesheet
 from .bus import SLOWEST_PERIOD, script
-from .controls import form_html
+from .controls import form_html, traffic_html
 from .export import twin_html
 from .markup import esc, panel_head, table
 from .selection import TABS, Choices
@@ -118,7 +118,7 @@ class Screen:
         self.panels: list[Panel] = []
         self.header = Header(self._theme, self._sheets)
         self._header_index = 0
-        self.note = self._div()
+        self.note, self.traffic = self._div(), self._div()
         self._tabs: dict[str, Column] = {}
         self._note_drawn = ("", "")
         self._tick: Tick | None = None  # while `update` runs
@@ -141,8 +141,9 @@ class Screen:
     def _page(self) -> Column:
         wide, not_wide = frozenset({"wide"}), frozenset({"narrow", "medium"})
         form = Column(
-            self._div(form_html()), self.note, stylesheets=[self._sheets["panel"], self._place(1)], margin=0, spacing=0
-        )
+            self._div(form_html()), self.note, self.traffic, stylesheets=[self._sheets["panel"], self._place(1)],
+            margin=0, spacing=0,
+        )  # fmt: skip
         watch = self._grid(
             "watch",
             self._column(
@@ -288,6 +289,7 @@ class Screen:
             self._note_drawn = self.choices.note
             kind, sentence = self.choices.note
             self.note.text = f'<p class="note {kind}" role="status">{esc(sentence)}</p>' if sentence else ""
+        _write(self.traffic, traffic_html(*status.traffic))
         self._tick = None
         self.beat(tick.now, status.closed)
         return True

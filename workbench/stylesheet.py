@@ -127,7 +127,10 @@ select,input,textarea{padding:4px 8px;width:100%} textarea{resize:vertical;line-
 .menu{display:flex;gap:6px;align-items:center;font-size:13.5px;color:var(--muted)} .menu select{width:auto;padding:1px 4px}
 .form{display:grid;gap:7px;margin:0} .form label{font-size:13.5px;color:var(--muted);display:grid;gap:2px}
 .nums{display:grid;grid-template-columns:repeat(3,1fr);gap:7px;margin-top:7px} .nums input{padding:2px 7px}
-.send{display:flex;gap:7px} .send .primary{flex:1}
+.nums.two{grid-template-columns:repeat(2,minmax(0,1fr))} .nums .wide{grid-column:1/-1}
+.slide{display:flex;gap:9px;align-items:center} .slide input{padding:0;accent-color:var(--accent)} .slide output{min-width:34px;text-align:right;color:var(--ink);font-weight:600;font-variant-numeric:tabular-nums}
+.traffic{display:grid;grid-template-columns:minmax(0,1fr) auto;gap:4px 10px;align-items:center;border-top:1px solid var(--line);padding-top:8px}
+.send{display:flex;gap:7px;flex-wrap:wrap} .send .primary{flex:1}
 details>summary{cursor:pointer;font-size:14px;color:var(--muted);list-style:none;display:flex;gap:6px}
 details>summary::before{content:"▸";color:var(--muted)} details[open]>summary::before{content:"▾"} details>summary b{color:var(--ink);font-weight:600}
 .note{font-size:14px;line-height:1.35;margin:8px 0 0;color:var(--muted)} .note.warn{color:var(--warn)}

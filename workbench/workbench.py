@@ -26,6 +26,7 @@ from .selection import Choices, parse
 from .sentences import Context, lines
 from .theme import OwnerSlots
 from .tick import Tick
+from .traffic import Traffic
 from .viewer import Viewer
 from .views.base import Selection
 from .views.header import Status
@@ -60,6 +61,7 @@ class Workbench:
         self._screens: list[_Shown] = []
         self._viewer: Viewer | None = None
         self._feeders: list[Feeder] = []
+        self._traffic: Traffic | None = None
         self._commands = Commands(self)
         self._closed = False
         self._error = ("", "")
@@ -93,6 +95,25 @@ class Workbench:
         if run.refusals and not run:
             raise ValueError(run.refusals[0])
         return run
+
+    def traffic(self, *, rate: float | None = None, shape: str = "poisson", **options: Any) -> Traffic:
+        """Let requests arrive by themselves until `stop()`, in place of traffic that was on its way. `shape`: "poisson" |
+        "bursts" | "steady" | "ramp"; or trace="requests.jsonl". `Traffic` says the other options. Ends with the workbench."""
+        traffic = Traffic(self.engine, rate=rate, shape=shape, **options)
+        self.stop_traffic()
+        self._traffic = traffic
+        self._feed(traffic.advance)
+        return traffic
+
+    def stop_traffic(self) -> None:
+        """No more requests by themselves; harmless where there is no traffic."""
+        if self._traffic is not None:
+            self._traffic.stop()
+
+    def change_rate(self, rate: float) -> None:
+        """Of the traffic that is on its way, if any."""
+        if self._traffic is not None and self._traffic.shape != "replay":
+            self._traffic.rate = rate
 
     def resume(self) -> None:
         """Go on after a pause."""
@@ -204,7 +225,9 @@ class Workbench:
         return Tick(self.engine, self.choices.selection, self._slots)
 
     def _status(self) -> Status:
-        return Status(error=self._error[0], traceback=self._error[1], closed=self._closed)
+        traffic = self._traffic
+        told = ("", False) if traffic is None else (traffic.summary(), traffic.running)
+        return Status(error=self._error[0], traceback=self._error[1], closed=self._closed, traffic=told)
 
     def _on_tick(self) -> None:
         """One tick on the thread that owns the documents. A fault in a view is told on the page and ends no thread."""
@@ -266,6 +289,7 @@ class Workbench:
         if self._closed:
             return
         self._closed = True
+        self.stop_traffic()
         for feeder in self._feeders:
             feeder.stop(wait=True)
         if self._viewer is not None:

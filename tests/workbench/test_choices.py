@@ -1,7 +1,7 @@
 """What a person chooses: the selection, the form, and the messages of the page."""
 
 import pytest
-from kvscope.workbench.controls import Commands, form_html, read_form
+from kvscope.workbench.controls import Commands, form_html, read_form, traffic_html
 from kvscope.workbench.scenarios import SCENARIOS, scenario
 from kvscope.workbench.selection import Choices, parse
 from kvscope.workbench.views.base import Selection
@@ -69,6 +69,24 @@ def test_the_form_offers_every_scenario_and_cannot_leave_the_page():
     html = form_html()
     assert "<form" not in html
     assert all(f'value="{name}"' in html for name in SCENARIOS)
+
+
+def test_a_beam_search_in_the_form_leaves_out_what_does_not_concern_it():
+    values = {"prompt": "hi", "n": "1", "temperature": "0.8", "max_tokens": "9", "top_p": "1.0", "beam_width": "3"}
+    assert read_form(values) == ("hi", {"max_tokens": 9, "beam_width": 3})
+
+
+def test_traffic_is_started_stopped_and_changed_from_the_page(commands):
+    workbench, obey = commands
+    workbench.shape = "bursts"
+    obey.run("traffic", {"rate": "2.4", "shape": "bursts", "mix": "chats"})
+    assert workbench.calls == [("traffic", ("rate", 2.4), ("shape", "bursts"), ("mix", "chats"))]
+    assert workbench.choices.note[0] == "ok" and "slider" in workbench.choices.note[1]
+    obey.run("rate", 6.0)
+    obey.run("do", "stop_traffic")
+    assert workbench.calls[1:] == [("change_rate", 6.0), ("stop_traffic",)]
+    assert "Stop traffic" in traffic_html("Traffic: …", True) and "Stop" not in traffic_html("Traffic, ended", False)
+    assert traffic_html("", False) == ""
 
 
 def test_an_unknown_scenario_lists_the_known_ones():

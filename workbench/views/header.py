@@ -36,6 +36,7 @@ class Status:
     error: str = ""  # a view failed: the sentence that says so
     traceback: str = ""
     closed: bool = False
+    traffic: tuple[str, bool] = ("", False)  # what it does, in a sentence; whether more arrives
 
 
 class Header(View):
