@@ -16,6 +16,8 @@ could not be found without it. For lru this holds by itself, since whoever reads
 and lets go of it later. The other strategies choose among the ends of text only, as SGLang chooses among the leaves of its
 tree (python/sglang/srt/mem_cache/evict_policy.py); a block becomes an end when all that continues it is gone.
 
+The whole order follows from the statistics alone (`ordered`), so that it can be told of a pool that was recorded.
+
 Knows block ids and their statistics in the pool: no request and no token.
 """
 
@@ -55,6 +57,10 @@ class EvictionQueue(Protocol):
     def order(self) -> list[int]:
         """All of them, as `first` would give them out one after the other."""
 
+    @classmethod
+    def ordered(cls, stats: Any) -> np.ndarray:
+        """The same from arrays of the pool's statistics, whatever pool they were read from: an int array."""
+
 
 class Lru:
     """A linked list: everything in O(1)."""
@@ -80,6 +86,11 @@ class Lru:
     def order(self) -> list[int]:
         return list(self._queue)
 
+    @classmethod
+    def ordered(cls, stats: Any) -> np.ndarray:
+        free = _free_cached(stats)
+        return free[np.argsort(stats.last_use[free])]
+
 
 class Keyed:
     """A heap of ends of text by key: O(log n). A block that leaves from the middle stays in the heap as a stale entry,
@@ -92,7 +103,8 @@ class Keyed:
         self._heap: list[tuple[Key, int]] = []
         self._keys: dict[int, Key] = {}  # of the blocks that are really there
 
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         """Of one block with the pool's statistics, or of an array of blocks with arrays of them."""
         raise NotImplementedError
 
@@ -119,42 +131,51 @@ class Keyed:
         return self._keys
 
     def order(self) -> list[int]:
+        return self.ordered(
+            SimpleNamespace(**{name: np.asarray(getattr(self.pool, name)) for name in _STATISTICS})
+        ).tolist()
+
+    @classmethod
+    def ordered(cls, stats: Any) -> np.ndarray:
         """Sorted by key at once; then a block's turn comes when those of all that continue it have come."""
-        stats = SimpleNamespace(**{name: np.asarray(getattr(self.pool, name)) for name in _STATISTICS})
-        free = np.flatnonzero((stats.ref_count == 0) & (stats.is_cached == 1))
+        free = _free_cached(stats)
         turn = np.zeros(len(stats.ref_count), np.int64)
-        turn[free[np.lexsort(self.key(stats, free)[::-1])]] = np.arange(len(free))
+        turn[free[np.lexsort(cls.key(stats, free)[::-1])]] = np.arange(len(free))
         turns = turn.tolist()
         free = free[np.argsort(stats.last_use[free])]  # whoever continues a block was left before it
         for block, before in zip(free.tolist(), stats.before[free].tolist(), strict=True):
             if turns[before] < turns[block]:
                 turns[before] = turns[block]
-        return free[np.argsort(np.array(turns)[free], kind="stable")].tolist()
+        return free[np.argsort(np.array(turns)[free], kind="stable")]
 
 
 class Lfu(Keyed):
     cause = Cause.LEAST_FREQUENTLY_USED
 
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         return (stats.hits[block], stats.last_use[block])
 
 
 class Fifo(Keyed):
     cause = Cause.FIRST_IN
 
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         return (stats.published[block],)
 
 
 class Mru(Keyed):
     cause = Cause.MOST_RECENTLY_USED
 
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         return (-stats.last_use[block],)
 
 
 class Slru(Keyed):
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         return (stats.hits[block] > 1, stats.last_use[block])
 
     def why(self, block: int) -> Cause:
@@ -164,8 +185,13 @@ class Slru(Keyed):
 class Priority(Keyed):
     cause = Cause.LOWEST_PRIORITY
 
-    def key(self, stats: Any, block: Any) -> Key:
+    @staticmethod
+    def key(stats: Any, block: Any) -> Key:
         return (-stats.priority[block], stats.last_use[block])
+
+
+def _free_cached(stats: Any) -> np.ndarray:
+    return np.flatnonzero((stats.ref_count == 0) & (stats.is_cached == 1))
 
 
 STRATEGIES: dict[str, type[Lru] | type[Keyed]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..blocked import LEADS
 from ..events import Cause, EventKind, Journal
 from ..request import Blocked, RequestStatus, Sequence
 from .queue import WaitingQueue
@@ -44,6 +45,11 @@ class Reasons:
                 self._tell(seq, Blocked(Cause.BEHIND, behind=leader.request.id))
 
     @property
+    def found(self) -> dict[Sequence, Blocked]:
+        """Those with a reason of their own, whoever leads the line first; all others are behind the leader."""
+        return self._found
+
+    @property
     def leader(self) -> Sequence | None:
         """Who has to be admitted before anyone else."""
         return next((seq for seq in self._found if seq.status.is_waiting), self.line.head)
@@ -58,7 +64,7 @@ class Reasons:
         if seq.status is RequestStatus.RUNNING:
             return ""
         blocked = self.of(seq)
-        return "no step has begun since it came to the head of the line" if blocked is None else blocked.sentence()
+        return LEADS if blocked is None else blocked.sentence()
 
     def _tell(self, seq: Sequence, blocked: Blocked) -> None:
         changed = seq.blocked is None or seq.blocked.cause is not blocked.cause
