@@ -156,6 +156,7 @@ class EngineCore:
             "sequences": len(plan.sequences),
             "preempted": len(plan.preempted),
             "padding_tokens": plan.padding_tokens,
+            **self.lifecycle.take_gaps(),
         }
         self.journal.emit(EventKind.STEP, numbers=numbers)
         preempted = list(dict.fromkeys(seq.request.id for seq in plan.preempted))

@@ -38,8 +38,10 @@ def gauges(core: EngineCore) -> dict[str, float]:
 def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
     """Copy what a viewer may see. Costs a few array copies and a little for every running request."""
     pool, step = core.tables.pool, core.journal.step
-    sequences = sorted([*core.scheduler.running, *core.scheduler.waiting.first(MAX_WAITING_SHOWN)], key=lambda s: s.key)
-    requests = tuple(_state(core, seq) for seq in sequences)
+    line = core.scheduler.waiting.first(MAX_WAITING_SHOWN)
+    sequences = sorted([*core.scheduler.running, *line], key=lambda s: s.key)
+    places = {seq: place for place, seq in enumerate(line)}
+    requests = tuple(_state(core, seq, places.get(seq, -1)) for seq in sequences)
     owner = np.full(pool.num_blocks, -1, np.int32)
     for i in range(len(requests) - 1, -1, -1):  # backwards, so that the first reader stays
         for table in requests[i].block_tables:
@@ -61,12 +63,16 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
         owner=owner,
         last_used_step=last_used,
         eviction_order=pool.eviction_order(),
+        parent=pool.parents(),
+        num_hits=np.array(pool.hits, np.int32),
+        computed_for=np.array(pool.computed_for, np.int32),
         requests=requests,
+        num_host_blocks=core.scheduler.swap.num_blocks,
         counters=core.metrics(),
     )
 
 
-def _state(core: EngineCore, seq: Sequence) -> RequestState:
+def _state(core: EngineCore, seq: Sequence, place: int) -> RequestState:
     request = seq.request
     blocked = None if seq.status is RequestStatus.RUNNING else core.scheduler.reasons.of(seq)
     return RequestState(
@@ -83,4 +89,12 @@ def _state(core: EngineCore, seq: Sequence) -> RequestState:
         blocked_cause="" if blocked is None else blocked.cause.value,
         num_reserved_tokens=core.tables.reserved_tokens(seq),
         label=request.label,
+        priority=request.priority,
+        deadline=request.deadline,
+        arrival=request.metrics.arrival,
+        first_token=request.metrics.first_token,
+        queue_place=place,
+        waiting_since_step=seq.waiting_since_step,
+        num_times_passed=seq.num_times_passed,
+        host_tables=tuple(np.array(table, np.int32) for table in core.scheduler.swap.slots(seq)),
     )

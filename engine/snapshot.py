@@ -39,6 +39,20 @@ class RequestState:
     blocked_cause: str = ""  # the same as a Cause; "" while it runs or before a step has looked at it
     num_reserved_tokens: int = 0  # what its allocator set aside for it in one run; 0: blocks come as tokens do
     label: str = ""  # first words of the prompt, for the screen
+    priority: int = 0  # the lowest number goes first, where a policy looks at it
+    deadline: float | None = None  # seconds, time.monotonic(); None: it may take as long as it takes
+    arrival: float = 0.0  # seconds, time.monotonic()
+    first_token: float | None = None  # when the first token of any of its samples came; None: not yet
+    queue_place: int = -1  # in the waiting line, 0 goes next; −1 it runs
+    waiting_since_step: int = 0  # the step in which it joined the line, if it waits
+    num_times_passed: int = 0  # younger ones that were admitted while it waited at the head
+    host_tables: tuple[np.ndarray, ...] = ()  # where its swapped blocks are: as block_tables, host block ids, −1 null
+
+
+# Of `EngineSnapshot.parent`, where it is no block.
+ROOT = -1  # cached, and the first block of a text
+NOT_CACHED = -2
+ALONE = -3  # cached, in a KV group with a window, where every block stands for itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,11 @@ class EngineSnapshot:
     owner: np.ndarray  # int32: index into `requests` of the first reader, −1 none
     last_used_step: np.ndarray  # int32
     eviction_order: np.ndarray  # int32: cached blocks, the next to be evicted first
+    parent: np.ndarray  # int32: of a cached block the one before it in its text, or ROOT, NOT_CACHED, ALONE
+    num_hits: np.ndarray  # int32: how often a request found it in the cache, since it was put there; 0 not cached
+    computed_for: np.ndarray  # int32: of a cached block the id of the request that computed it, else −1
     requests: tuple[RequestState, ...]  # live ones by arrival, children together; of a long line the first 100
+    num_host_blocks: int = 0  # host memory for swapped blocks
     counters: dict[str, float] = field(default_factory=dict)  # as Engine.metrics()
 
     @property

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..events import Cause
-from ..snapshot import BlockState
+from ..snapshot import ALONE, NOT_CACHED, ROOT, BlockState
 from .eviction import STRATEGIES, EvictionQueue
 
 NULL_BLOCK = 0
@@ -53,8 +53,11 @@ class BlockPool:
         # What eviction goes by; uses and publications are counted together, so that a number says which came later.
         self.last_use = array("q", bytes(8 * num_blocks))
         self.published = array("q", bytes(8 * num_blocks))
-        self.hits = array("i", bytes(4 * num_blocks))  # since it was published
+        self.hits = array("i", bytes(4 * num_blocks))  # since it was published, 0 while it is not cached
         self.priority = array("q", bytes(8 * num_blocks))  # of its most important request: the lowest number
+        # What is told to those who look, and decides nothing.
+        self.computed_for = array("i", [-1]) * num_blocks  # the request that computed a cached block, else −1
+        self.is_alone = array("b", bytes(num_blocks))  # 1: its KV group has a window, where blocks form no chains
         self._uses = 0
         self.ref_count[NULL_BLOCK] = 1
         self._empty = OrderedDict.fromkeys(range(num_blocks - 1, 0, -1))  # a stack
@@ -139,7 +142,15 @@ class BlockPool:
 
     # --- findable text --------------------------------------------------------------------------------------------
 
-    def cache(self, block: int, before: int = NULL_BLOCK, priority: int = 0) -> None:
+    def cache(
+        self,
+        block: int,
+        before: int = NULL_BLOCK,
+        priority: int = 0,
+        *,
+        computed_for: int = -1,
+        is_alone: bool = False,
+    ) -> None:
         """The block's text can be found from now on, as that which continues `before`; both have a reader."""
         if self.ref_count[block] < 1:
             raise RuntimeError(f"block {block} has no reader: its text cannot become findable")
@@ -151,8 +162,9 @@ class BlockPool:
         self.before[block] = before
         self.num_after[before] += 1
         self.published[block] = self._count_use()
-        self.hits[block] = 0
         self.priority[block] = priority
+        self.computed_for[block] = computed_for
+        self.is_alone[block] = is_alone
 
     def hit(self, block: int, priority: int = 0) -> int:
         """`share` by a request that found the block's text."""
@@ -169,6 +181,7 @@ class BlockPool:
                 f"block {block} cannot lose its text before the {self.num_after[block]} that continue it"
             )
         self.is_cached[block] = 0
+        self.hits[block], self.computed_for[block] = 0, -1
         self._detach(block)
         if self.ref_count[block] == 0:
             self._cached.remove(block)
@@ -228,6 +241,14 @@ class BlockPool:
         state[readers > 1] = BlockState.SHARED
         state[NULL_BLOCK] = BlockState.PINNED
         return state
+
+    def parents(self) -> np.ndarray:
+        """The cached block that each cached block continues, or ROOT, NOT_CACHED, ALONE: int32 [num_blocks]."""
+        before = np.frombuffer(self.before, np.int32)
+        parent = np.where(before == NULL_BLOCK, ROOT, before)
+        parent[np.frombuffer(self.is_alone, np.int8) == 1] = ALONE
+        parent[np.frombuffer(self.is_cached, np.int8) == 0] = NOT_CACHED
+        return parent.astype(np.int32)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the free blocks, the counters, the chains of text and the reference counts disagree."""

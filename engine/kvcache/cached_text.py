@@ -68,7 +68,8 @@ class CachedText:
         for block in change.superseded:
             self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})
         for group, logical, block, before in change.published:
-            pool.cache(block, before, seq.request.priority)
+            pool.cache(block, before, seq.request.priority, computed_for=seq.request.id,
+                       is_alone=self.groups[group].window > 0)  # fmt: skip
             self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
                               {"logical": logical, "tokens": min(size, num_tokens - logical * size)})  # fmt: skip
 

@@ -71,6 +71,11 @@ class SwapSpace:
         unit = self._unit_of.get(seq) if seq is not None else None
         return [] if unit is None else list(unit.slots)
 
+    def slots(self, seq: Sequence) -> tuple[array, ...]:
+        """Its host blocks, a table a KV group, NO_SLOT in the place of the null block; () when it is not in host memory."""
+        unit = self._unit_of.get(seq)
+        return () if unit is None else unit.slots[seq]
+
     # --- out ------------------------------------------------------------------------------------------------------
 
     def swap_out(self, sequences: list[Sequence], cause: Cause) -> bool:

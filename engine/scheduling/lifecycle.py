@@ -55,6 +55,7 @@ class Lifecycle:
         self.journal = scheduler.journal
         self.storage = storage
         self._ended: list[Request] = []
+        self._gaps: list[float] = []  # between tokens of the same sample, of this step
         self.metrics = metrics
 
     def keep_prompt_logprobs(self, plan: Plan, logits: torch.Tensor) -> None:
@@ -119,8 +120,14 @@ class Lifecycle:
         self.metrics.count("vllm:generation_tokens_total")
         self.note_first_token(request)
         if seq.last_token_time:
-            self.metrics.observe("vllm:inter_token_latency_seconds", inter_token_latency(seq.last_token_time, now))
+            self._gaps.append(inter_token_latency(seq.last_token_time, now))
+            self.metrics.observe("vllm:inter_token_latency_seconds", self._gaps[-1])
         seq.last_token_time = now
+
+    def take_gaps(self) -> dict[str, float]:
+        """How many inter-token latencies were observed since the last call, their sum and the longest, as numbers of STEP."""
+        gaps, self._gaps = self._gaps, []
+        return {"gaps": len(gaps), "gap_seconds": sum(gaps), "longest_gap": max(gaps, default=0.0)}
 
     def note_first_token(self, request: Request) -> None:
         """Its first token is here, unless that was noted before."""
@@ -143,9 +150,10 @@ class Lifecycle:
         self.tell_finished(seq, *self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED))
 
     def tell_finished(self, seq: Sequence, freed: int, cached: int) -> None:
-        stop_reason = seq.stop_reason
+        stop_reason, times = seq.stop_reason, seq.request.metrics
         numbers = {"output_tokens": seq.num_output_tokens, "cached_blocks": cached, "freed_blocks": freed - cached,
-                   "limit": seq.request.max_tokens}  # fmt: skip
+                   "limit": seq.request.max_tokens, "ttft": times.ttft or 0.0,
+                   "e2e": self.journal.time - times.arrival}  # fmt: skip
         self.journal.emit(EventKind.FINISHED, seq.request.id, seq.child, cause=seq.finish_cause, numbers=numbers,
                           text=stop_reason if isinstance(stop_reason, str) else "")  # fmt: skip
 

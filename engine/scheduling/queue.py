@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from ..request import Blocked, Sequence
@@ -33,9 +33,13 @@ class WaitingQueue:
         return len(self._preempted) + len(self._fresh)
 
     def __iter__(self) -> Iterator[Sequence]:
+        return self._in_order(self._fresh)
+
+    def _in_order(self, fresh: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Those that lost their blocks and these that never ran."""
         if self.policy.preempts:
-            return heapq.merge(self._preempted, self._fresh, key=self.policy.run_key)
-        return (seq for part in (self._preempted, self._fresh) for seq in part)
+            return heapq.merge(self._preempted, fresh, key=self.policy.run_key)
+        return (seq for part in (self._preempted, fresh) for seq in part)
 
     @property
     def head(self) -> Sequence | None:
@@ -46,8 +50,8 @@ class WaitingQueue:
         return len(self._fresh)
 
     def first(self, count: int) -> list[Sequence]:
-        """All preempted ones and at most `count` that were never admitted."""
-        return [*self._preempted, *islice(self._fresh, count)]
+        """All preempted ones and at most `count` that were never admitted, in order."""
+        return list(self._in_order(islice(self._fresh, count)))
 
     def at(self, place: int) -> Sequence | None:
         return next(islice(iter(self), place, None), None)

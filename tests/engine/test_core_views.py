@@ -1,9 +1,10 @@
 """What the core tells others: cached text and its counters, snapshots, steps, gauges."""
 
+import pytest
 from fake_model import greedy, make_core, run
 from kvscope.engine import EventKind, SamplingParams
 from kvscope.engine.events import Cause
-from kvscope.engine.snapshot import BlockState
+from kvscope.engine.snapshot import ALONE, NOT_CACHED, ROOT, BlockState
 
 
 def events(core, *kinds):
@@ -101,6 +102,77 @@ def test_a_snapshot_tells_every_block_and_request_and_never_changes():
     run(core)
     assert (snapshot.ref_count == before[0]).all() and (snapshot.generation == before[1]).all()
     assert [r.block_tables[0].tolist() for r in snapshot.requests] == before[2]
+
+
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_snapshot_tells_the_tree_of_cached_text(prefix_cache):
+    core = make_core(prefix_cache=prefix_cache)
+    for prompt in ([1] * 9, [1] * 8 + [2] * 5, [3] * 9):
+        core.add_request(prompt, greedy(1))
+        run(core)
+    snapshot = core.snapshot()
+    full = {b: snapshot.parent[b] for b in range(1, 17) if snapshot.filled[b] == 4}
+    assert full == (
+        {1: ROOT, 2: 1, 3: 2, 4: ROOT, 5: 4} if prefix_cache == "hash" else {1: ROOT, 2: 1, 4: 2, 6: ROOT, 7: 6}
+    )
+    assert snapshot.num_hits[[1, 2]].tolist() == [1, 1] and snapshot.num_hits.sum() == 2
+    assert snapshot.computed_for[[1, 2]].tolist() == [1, 1] and set(snapshot.computed_for[list(full)]) == {
+        1,
+        2,
+        3,
+    }
+    cached = snapshot.block_state == BlockState.CACHED
+    assert ((snapshot.parent != NOT_CACHED) == cached).all() and ((snapshot.computed_for >= 0) == cached).all()
+    core.reset_prefix_cache()
+    after = core.snapshot()
+    assert set(after.parent) == {NOT_CACHED} and set(after.computed_for) == {-1} and not after.num_hits.any()
+    assert snapshot.num_hits.sum() == 2, "a snapshot stays as it was taken"
+
+
+def test_blocks_of_a_window_stand_alone():
+    core = make_core(windows=(0, 5))
+    core.add_request([1] * 9, greedy(1))
+    run(core)
+    snapshot = core.snapshot()
+    parents = sorted(snapshot.parent[snapshot.parent != NOT_CACHED].tolist())
+    assert parents[:2] == [ALONE, ALONE] and ROOT in parents and parents[-1] > 0
+
+
+def test_a_snapshot_tells_the_line_and_who_waits_in_host_memory():
+    core = make_core(num_blocks=8, max_num_seqs=2, preemption_mode="swap", num_cpu_blocks=6)
+    for prompt in ([1] * 6, [2] * 6, [3] * 6, [4] * 6):
+        core.add_request(prompt, greedy(4), priority=0, deadline=None if prompt[0] < 4 else 1000.0)
+    core.step()
+    core.preempt(2)
+    snapshot = core.snapshot()
+    places = {r.id: r.queue_place for r in snapshot.requests}
+    assert places == {1: -1, 2: 0, 3: 1, 4: 2} and snapshot.num_host_blocks == 6
+    swapped = snapshot.requests[1]
+    assert [t.tolist() for t in swapped.host_tables] == [[0, 1]] and snapshot.requests[0].host_tables == ()
+    assert (swapped.waiting_since_step, snapshot.requests[2].waiting_since_step) == (1, 0)
+    assert snapshot.requests[3].deadline == core.get(4).deadline and snapshot.requests[2].deadline is None
+    assert snapshot.requests[0].arrival <= snapshot.requests[0].first_token <= snapshot.time
+    assert snapshot.requests[2].first_token is None
+
+
+def test_latencies_are_told_with_their_events():
+    core = make_core()
+    core.add_request([1] * 6, greedy(4))
+    core.add_request([2] * 6, SamplingParams(n=2, max_tokens=3, seed=1))
+    run(core)
+    for request_id in (1, 2):
+        times, ends = (
+            core.get(request_id).metrics,
+            [e for e in events(core, EventKind.FINISHED) if e.request_id == request_id],
+        )
+        assert {e.numbers["ttft"] for e in ends} == {times.ttft} and ends[-1].numbers["e2e"] == times.e2e
+    steps, metrics = events(core, EventKind.STEP), core.metrics()
+    name = "vllm:inter_token_latency_seconds"
+    assert sum(e.numbers["gaps"] for e in steps) == metrics[f"{name}_count"] == 3 + 2 * 2
+    assert sum(e.numbers["gap_seconds"] for e in steps) == pytest.approx(metrics[f"{name}_sum"])
+    assert steps[0].numbers["gaps"] == 0 and all(
+        e.numbers["longest_gap"] * e.numbers["gaps"] >= e.numbers["gap_seconds"] > 0 for e in steps[1:4]
+    )
 
 
 def test_a_step_says_what_it_did():

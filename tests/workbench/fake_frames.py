@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from kvscope.engine.events import Cause, Event, EventKind, EventLog
-from kvscope.engine.snapshot import BlockState, EngineSnapshot, RequestState
+from kvscope.engine.snapshot import NOT_CACHED, ROOT, BlockState, EngineSnapshot, RequestState
 from kvscope.workbench.theme import OwnerSlots
 from kvscope.workbench.views.base import Frame, Selection
 
@@ -75,6 +75,7 @@ class FakeEngine:
         self.generation = np.zeros(num_blocks, np.int32)
         self.filled = np.zeros(num_blocks, np.int32)
         self.last_used = np.zeros(num_blocks, np.int32)
+        self.hits = np.zeros(num_blocks, np.int32)
         self.free = list(range(1, num_blocks))
         self.cached: list[int] = []  # the first is evicted first
         self.text_of: dict[int, tuple] = {}
@@ -217,7 +218,7 @@ class FakeEngine:
             key = self._key(sequence, logical)
             if self.filled[block] == self.block_size and block not in self.text_of and key not in self.block_of:
                 self.text_of[block], self.block_of[key] = key, block
-                self.computed_for[block] = request.id
+                self.computed_for[block], self.hits[block] = request.id, 0
                 self.log(EventKind.PUBLISHED, Cause.BLOCK_FULL, block=block, request=request.id,
                          child=sequence.child, logical=logical, tokens=self.block_size)  # fmt: skip
 
@@ -282,6 +283,7 @@ class FakeEngine:
             if not self.ref[block]:
                 self.cached.remove(block)
             self.ref[block] += 1
+            self.hits[block] += 1
             self.last_used[block] = self.step_number
             self.log(EventKind.SHARED, Cause.PREFIX_MATCH, block=block, request=request.id, child=sequence.child,
                      ref_count=int(self.ref[block]))  # fmt: skip
@@ -358,11 +360,17 @@ class FakeEngine:
                                  sequence.computed, request.cached, len(sequence.tokens) - len(request.prompt),
                                  (table,), request.blocked, request.label)
                 )  # fmt: skip
+        parent = np.full(self.num_blocks, NOT_CACHED, np.int32)
+        computed_for = np.full(self.num_blocks, -1, np.int32)
+        for block, key in self.text_of.items():
+            parent[block] = self.block_of.get(key[: -self.block_size], ROOT)
+            computed_for[block] = self.computed_for[block]
         return EngineSnapshot(
             step=self.step_number, time=self.step_number * SECONDS_A_STEP, state=self.state,
             block_size=self.block_size, num_blocks=self.num_blocks, block_state=state.astype(np.uint8),
             ref_count=self.ref.copy(), generation=self.generation.copy(), filled=self.filled.copy(), owner=owner,
-            last_used_step=self.last_used.copy(), eviction_order=np.array(self.cached, np.int32),
+            last_used_step=self.last_used.copy(), eviction_order=np.array(self.cached, np.int32), parent=parent,
+            num_hits=np.where(parent == NOT_CACHED, 0, self.hits).astype(np.int32), computed_for=computed_for,
             requests=tuple(requests), counters={},
         )  # fmt: skip
 
