@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from kvscope.kernels.cpu import compiler
 
+from .breakpoint import Armed, Breakpoint
 from .delivery import deliver, deliver_ends
-from .events import Cause, EventKind
+from .events import Cause, Event, EventKind
 from .handle import EngineClosed, describe, wait
 from .outputs import StepOutput
 from .record import RequestRecord
@@ -59,6 +60,8 @@ class Driver:
         self.events = core.events
         self.paused = False
         self._paused_by = 0  # thread that called pause()
+        self.steps_per_second: float | None = None  # at most; None: as fast as it can
+        self._armed: Armed | None = None  # where to pause by itself
         self._commands: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self.registry = RequestRegistry()
         self._lock = self.registry.lock  # also guards what is taken: ids, the inbox, the queue's order
@@ -133,6 +136,23 @@ class Driver:
             raise RuntimeError("step() needs a paused engine, and this one is running; call pause() first")
         return self.call(self._step)
 
+    def run_until(self, goal: Breakpoint, max_steps: int) -> Armed:
+        """Go on, and pause after the step that reaches `goal`. It has an outcome when that has ended in whatever way."""
+        return self.call(lambda core: self._arm(core, goal, max_steps))
+
+    def wait_until(self, armed: Armed, hooks: list[Callable[[], None]]) -> Event:
+        """The event that a breakpoint waited for, or its error raised. Ctrl-C pauses the engine where it is."""
+        try:
+            wait(armed.lock, armed.ended, lambda: armed.outcome is not None, None, hooks)
+        except BaseException:
+            if self._armed is armed:
+                self.pause()
+            raise
+        if isinstance(armed.outcome, Exception):
+            raise armed.outcome
+        assert armed.outcome is not None
+        return armed.outcome
+
     def wait_idle(self, timeout: float | None, hooks: list[Callable[[], None]]) -> bool:
         if self.registry.live:
             self.require_running("wait_idle()")
@@ -205,8 +225,12 @@ class Driver:
             return
         with undisturbed():
             while core.has_work and not self.paused and not self._closing:
+                begun = time.monotonic()
                 self._step(core)
+                self._stop_where_asked(core)
                 self._run_commands()
+                self._rest(begun)
+        self._stop_where_asked(core)  # of a request that was cancelled in between
 
     def _run_commands(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -254,11 +278,40 @@ class Driver:
         deliver(core, self.registry, output)
         return output
 
-    def _set_paused(self, core: EngineCore, paused: bool) -> None:
+    def _rest(self, begun: float) -> None:
+        """At a set pace, wait for what is left of the step's time; whatever is told meanwhile is done at once."""
+        while self.steps_per_second and not self.paused and not self._closing:
+            left = begun + 1 / self.steps_per_second - time.monotonic()
+            if left <= 0:
+                return
+            compiler.release_threads()
+            with contextlib.suppress(queue.Empty):
+                self._commands.get(timeout=left)()
+
+    def _arm(self, core: EngineCore, goal: Breakpoint, max_steps: int) -> Armed:
+        armed = Armed(goal, core, max_steps)
+        self._disarm(RuntimeError("another breakpoint took the place of this one"))
+        self._armed = armed
+        self._set_paused(core, False)
+        return armed
+
+    def _disarm(self, error: Exception) -> None:
+        armed, self._armed = self._armed, None
+        if armed is not None:
+            armed.end(error)
+
+    def _stop_where_asked(self, core: EngineCore) -> None:
+        if self._armed is not None and (why := self._armed.look(core)):
+            self._armed = None
+            self._set_paused(core, True, Cause.BREAKPOINT, why)
+
+    def _set_paused(self, core: EngineCore, paused: bool, cause: Cause = Cause.USER, why: str = "") -> None:
+        if paused:
+            self._disarm(RuntimeError(f"the engine was paused at step {core.journal.step}, before its breakpoint"))
         if paused != self.paused:
             self.paused = paused
             kind = EventKind.PAUSED if paused else EventKind.CONTINUED
-            self.events.append(core.journal.step, time.monotonic(), kind, cause=Cause.USER)
+            self.events.append(core.journal.step, time.monotonic(), kind, cause=cause, text=why)
 
     def _snapshot(self, core: EngineCore) -> EngineSnapshot:
         return core.snapshot(self.state)
@@ -279,6 +332,7 @@ class Driver:
                 self.registry.end(record, "cancelled", EngineClosed(sentence))
             else:
                 self.registry.end(record, "failed", fault)
+        self._disarm(EngineClosed(self._why_closed))
         self._last_snapshot = self._snapshot(core)
         self._last_metrics, self._last_metrics_text = core.metrics(), core.metrics_text()
         core.runner.storage.close()

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
 from .assembly import assemble
+from .breakpoint import MAX_STEPS, breakpoint_at
 from .config import EngineConfig, EngineOptions, signature
 from .driver import Driver
-from .events import EventLog
+from .events import Event, EventLog
 from .handle import RequestHandle
 from .info import EngineInfo
 from .outputs import RequestOutput, StepOutput
@@ -154,6 +155,40 @@ class Engine:
     def step(self) -> StepOutput:
         """Run one step of a paused engine. Raises RuntimeError while it is running."""
         return self._driver.step()
+
+    def run_until(
+        self,
+        kind: str | None = None,
+        *,
+        request: int | None = None,
+        step: int | None = None,
+        max_steps: int = MAX_STEPS,
+        wait: bool = True,
+    ) -> Event | None:
+        """Go on and pause by itself, after the step that brings what is named and before the next one:
+
+            run_until("eviction")               # also "preemption", "copy", "finish", … or an EventKind
+            run_until(request=3)                # the next change of request 3
+            run_until("finish", request=3)      # its end
+            run_until(step=120)
+
+        Returns the event; with `wait` False returns None at once, and a PAUSED event tells the end. The engine is paused in
+        the end, whatever happens. Raises ValueError for what is no breakpoint or lies behind, RuntimeError when nothing
+        runs, no request is left, `max_steps` have passed or somebody pauses the engine before it is reached.
+        """
+        armed = self._driver.run_until(breakpoint_at(kind, request=request, step=step), max_steps)
+        return self._driver.wait_until(armed, self.while_waiting) if wait else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """How many steps it makes in a second at most, so that people can follow. None: as fast as it can."""
+        return self._driver.steps_per_second
+
+    @steps_per_second.setter
+    def steps_per_second(self, limit: float | None) -> None:
+        if limit is not None and not 0 < limit <= 1000:
+            raise ValueError(f"steps_per_second={limit!r}: must be above 0 and at most 1,000, or None for no limit")
+        self._driver.steps_per_second = limit
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no request is left; returns True.

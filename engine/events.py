@@ -29,7 +29,7 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
 | STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens |
 | CACHE_RESET | the prefix cache was emptied | USER | blocks |
-| PAUSED / CONTINUED | the driver stopped or started | USER, ERROR | — |
+| PAUSED / CONTINUED | the driver stopped or started | USER, ERROR, BREAKPOINT (of run_until; `text` says why) | — |
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Cause(StrEnum):
     USER = "user"
     CLOSED = "closed"
     ERROR = "error"
+    BREAKPOINT = "breakpoint"
     INVALID = "invalid"
     POOL_TOO_SMALL = "pool_too_small"
     CONTEXT_TOO_LONG = "context_too_long"

@@ -77,7 +77,7 @@ def kibibytes(size: int) -> str:
 
 _REASONS = {
     Cause.NONE: "the engine decided so", Cause.USER: "the user asked for it", Cause.CLOSED: "the engine was closed",
-    Cause.ERROR: "an error occurred", Cause.INVALID: "its options are not valid",
+    Cause.ERROR: "an error occurred", Cause.BREAKPOINT: "a breakpoint was reached", Cause.INVALID: "its options are not valid",
     Cause.POOL_TOO_SMALL: "the pool is too small", Cause.CONTEXT_TOO_LONG: "it is longer than the model reads",
     Cause.QUEUE_FULL: "the queue is full", Cause.CAPACITY: "there was room for it",
     Cause.PREFIX_MATCH: "its text starts in the same way", Cause.NEVER_SEEN: "this text was never seen before",
@@ -428,6 +428,8 @@ def _cache_reset(event: Event, context: Context) -> Sentence:
 
 def _paused(event: Event, context: Context) -> Sentence:
     stays = "Requests keep their blocks."
+    if event.cause is Cause.BREAKPOINT and event.text:
+        return Sentence(f"The engine was paused because {event.text}.", stays)
     return Sentence(f"The engine was paused {_because(event)}.", f"{_said(event)} {stays}" if event.text else stays)
 
 
