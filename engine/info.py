@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineInfo:
+class EngineFacts:
+    """Plain values: what a recording holds too."""
+
     model_name: str  # "SmolLM2-135M-Instruct"
     architecture: str  # "LlamaForCausalLM"
     device: str  # "cpu" | "cuda"
@@ -25,4 +27,11 @@ class EngineInfo:
     max_model_len: int  # tokens, prompt and output together
     num_parameters: int
     weight_bytes: int  # as held in memory, tied tensors once
+
+    def plain(self) -> EngineFacts:
+        return EngineFacts(**{field.name: getattr(self, field.name) for field in fields(EngineFacts)})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo(EngineFacts):
     spec: ModelSpec  # the shape of the model

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import derived
 from .request import RequestStatus
 from .snapshot import EngineSnapshot, RequestState
 
@@ -42,14 +43,7 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
     sequences = sorted([*core.scheduler.running, *line], key=lambda s: s.key)
     places = {seq: place for place, seq in enumerate(line)}
     requests = tuple(_state(core, seq, places.get(seq, -1)) for seq in sequences)
-    owner = np.full(pool.num_blocks, -1, np.int32)
-    for i in range(len(requests) - 1, -1, -1):  # backwards, so that the first reader stays
-        for table in requests[i].block_tables:
-            owner[table] = i
-    owner[0] = -1
     ref_count = np.array(pool.ref_count, np.int32)
-    last_used = np.array(pool.last_used_step, np.int32)
-    last_used[ref_count > 0] = step
     return EngineSnapshot(
         step=step,
         time=time.monotonic(),
@@ -60,8 +54,8 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
         ref_count=ref_count,
         generation=np.array(pool.generation, np.int32),
         filled=np.array(pool.filled, np.int32),
-        owner=owner,
-        last_used_step=last_used,
+        owner=derived.owners(requests, pool.num_blocks),
+        last_used_step=derived.last_used(np.asarray(pool.last_used_step), ref_count, step),
         eviction_order=pool.eviction_order(),
         parent=pool.parents(),
         num_hits=np.array(pool.hits, np.int32),

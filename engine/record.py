@@ -104,18 +104,19 @@ class BeamRecord(SampleRecord):
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
         super().finish(reason, stop_reason)
-        self.pieces = [self._read()]
+        self.pieces = [self.read(self.token_ids, reason == "stop")]
 
     def output(self) -> CompletionOutput:
         output = super().output()
-        return output if self.pieces else replace(output, text=self._read())
+        stopped = self.finish_reason == "stop"
+        return output if self.pieces else replace(output, text=self.read(output.token_ids, stopped))
 
-    def _read(self) -> str:
+    def read(self, token_ids: list[int], stopped: bool) -> str:
+        """These tokens as text; `stopped`: the last one only says that it ends."""
         if self.make_text is None:
             return ""
-        shown = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
         text = self.make_text()
-        return "".join(text.push(token_id)[0] for token_id in shown) + text.finish()
+        return "".join(text.push(token_id)[0] for token_id in token_ids[: len(token_ids) - stopped]) + text.finish()
 
 
 class RequestRecord:

@@ -34,6 +34,11 @@ class RequestRegistry:
         with self.lock:
             return sorted([*self._finished.values(), *self.live.values()], key=lambda record: record.request_id)
 
+    def get(self, request_id: int) -> RequestRecord | None:
+        """A live request, or one of the latest that are over."""
+        with self.lock:
+            return self.live.get(request_id) or self._finished.get(request_id)
+
     def handle(self, record: RequestRecord, driver: Driver, engine: Engine) -> RequestHandle:
         """The one handle of a request; it keeps `engine` open until the request is over."""
         with record.lock:

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .. import derived
 from ..events import Cause
-from ..snapshot import ALONE, NOT_CACHED, ROOT, BlockState
 from .eviction import STRATEGIES, EvictionQueue
 
 NULL_BLOCK = 0
@@ -63,6 +63,9 @@ class BlockPool:
         self._empty = OrderedDict.fromkeys(range(num_blocks - 1, 0, -1))  # a stack
         self._cached: EvictionQueue = STRATEGIES[eviction_policy](self)  # without a reader
         self.num_free_cached = 0
+        # For those who look, who would else have to read the whole pool: ids since the last `take_changes`.
+        self._changed: set[int] = set()
+        self._filled: set[int] = set()
         self.used_slots = 0  # slots written in blocks that have a reader, each block once
 
     @property
@@ -100,6 +103,7 @@ class BlockPool:
         if block not in self._empty:
             raise RuntimeError(f"block {block} is not empty: it cannot be taken")
         del self._empty[block]
+        self._changed.add(block)
         self.ref_count[block] = 1
         self.generation[block] += 1
         self.filled[block] = 0
@@ -107,6 +111,7 @@ class BlockPool:
 
     def share(self, block: int) -> int:
         """One more reader; a free cached block leaves the queue. Returns the new reference count."""
+        self._changed.add(block)
         count = self.ref_count[block] + 1
         if count == 1:
             if not self.is_cached[block]:
@@ -122,6 +127,7 @@ class BlockPool:
         count = self.ref_count[block] - 1
         if count < 0 or block == NULL_BLOCK:
             raise RuntimeError(f"block {block} has {count + 1} readers and cannot lose one")
+        self._changed.add(block)
         self.ref_count[block] = count
         if count:
             return False
@@ -139,6 +145,7 @@ class BlockPool:
         """`slots` of the block are written now; the block has a reader."""
         self.used_slots += slots - self.filled[block]
         self.filled[block] = slots
+        self._filled.add(block)
 
     # --- findable text --------------------------------------------------------------------------------------------
 
@@ -158,6 +165,7 @@ class BlockPool:
             raise RuntimeError(f"block {block} cannot continue block {before}, which is not cached or has no reader")
         if self.is_cached[block]:
             raise RuntimeError(f"block {block} is cached already")
+        self._changed.add(block)
         self.is_cached[block] = 1
         self.before[block] = before
         self.num_after[before] += 1
@@ -180,6 +188,7 @@ class BlockPool:
             raise RuntimeError(
                 f"block {block} cannot lose its text before the {self.num_after[block]} that continue it"
             )
+        self._changed.add(block)
         self.is_cached[block] = 0
         self.hits[block], self.computed_for[block] = 0, -1
         self._detach(block)
@@ -191,9 +200,11 @@ class BlockPool:
     def move(self, block: int, before: int) -> None:
         """The free block continues the same text in another block from now on, which so was used just now."""
         self._detach(block)
+        self._changed.add(block)
         self.before[block] = before
         self.num_after[before] += 1
         while before != NULL_BLOCK and not self.ref_count[before]:
+            self._changed.add(before)
             self.last_use[before] = self._count_use()
             self._cached.remove(before)
             self._cached.add(before)
@@ -233,22 +244,21 @@ class BlockPool:
         """Free cached blocks, the next to be evicted first: int32."""
         return np.array(self._cached.order(), np.int32)
 
+    def take_changes(self) -> tuple[set[int], set[int]]:
+        """Blocks that have changed since the last call, and blocks whose `filled` has, some of which are among the first.
+        For one who looks at a time."""
+        changes = self._changed, self._filled
+        self._changed, self._filled = set(), set()
+        return changes
+
     def states(self) -> np.ndarray:
         """BlockState of every block: uint8 [num_blocks]."""
-        readers = np.frombuffer(self.ref_count, np.int32)
-        state = np.frombuffer(self.is_cached, np.int8).astype(np.uint8)  # EMPTY 0, CACHED 1
-        state[readers == 1] = BlockState.ACTIVE
-        state[readers > 1] = BlockState.SHARED
-        state[NULL_BLOCK] = BlockState.PINNED
-        return state
+        return derived.block_states(np.frombuffer(self.ref_count, np.int32), np.frombuffer(self.is_cached, np.int8))
 
     def parents(self) -> np.ndarray:
         """The cached block that each cached block continues, or ROOT, NOT_CACHED, ALONE: int32 [num_blocks]."""
-        before = np.frombuffer(self.before, np.int32)
-        parent = np.where(before == NULL_BLOCK, ROOT, before)
-        parent[np.frombuffer(self.is_alone, np.int8) == 1] = ALONE
-        parent[np.frombuffer(self.is_cached, np.int8) == 0] = NOT_CACHED
-        return parent.astype(np.int32)
+        is_cached, is_alone = np.frombuffer(self.is_cached, np.int8), np.frombuffer(self.is_alone, np.int8)
+        return derived.parents(np.frombuffer(self.before, np.int32), is_cached, is_alone)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the free blocks, the counters, the chains of text and the reference counts disagree."""

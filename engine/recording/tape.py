@@ -1,0 +1,161 @@
+"""The engine's side of a recording: at every mark it keeps what has changed since the last one, within a bound of memory.
+
+`mark` is called by the engine's thread alone, before every step and before it sleeps. Whoever wants to look takes a
+`Recording` with `recording()`, in any thread, and costs the engine nothing but a lock for microseconds. Moments are kept one
+by one at first; 64 of them become columns. When there is more than `max_bytes` the oldest columns go into the base, which
+is the state from which all others are rolled forward.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..events import Event
+from ..info import EngineFacts
+from .delta import Delta, empty_blocks
+from .recording import Keyframes, Recording
+from .span import Span
+from .state import State
+from .texts import Texts
+from .watch import BlockWatch, SequenceWatch, facts_of
+from .words import Words
+
+if TYPE_CHECKING:
+    from ..core import EngineCore
+    from ..registry import RequestRegistry
+
+SPAN = 64  # moments that become columns together
+MAX_BYTES = 16 << 20  # of columns and of the texts of requests that are over; some 10,000 steps with 16 sequences
+_TOTALS = ("kvscope:blocks_evicted_total", "vllm:num_preemptions_total", "kvscope:blocks_swapped_out_total",
+           "kvscope:blocks_swapped_in_total", "kvscope:blocks_copied_total")  # fmt: skip
+
+
+class Tape:
+    """Made by the engine's thread. `registry` None: a core alone, whose requests nobody reads."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        registry: RequestRegistry | None = None,
+        *,
+        state: str = "running",
+        info: EngineFacts | None = None,
+        config: dict[str, Any] | None = None,
+        decode_token: Callable[[int], str] = str,
+        max_bytes: int = MAX_BYTES,
+    ):
+        self._lock = threading.Lock()
+        self._core, self._registry = core, registry
+        self._info, self._config, self._decode = info, config or {}, decode_token
+        self.max_bytes = max_bytes
+        self.fault: Exception | None = None  # why nothing is recorded any more
+        self._blocks, self._sequences, self._texts = BlockWatch(core.tables.pool), SequenceWatch(core), Texts()
+        self._words, self._keyframes = Words(), Keyframes()
+        self._ended_bytes = 0  # of texts that ended in the moments at hand
+        facts = facts_of(core)
+        self._base = State(facts)
+        self._base.blocks = empty_blocks(facts.num_blocks)
+        self._counters: list[float] = [0.0] * len(facts.counters)
+        self._totals = [facts.counters.index(name) for name in _TOTALS]
+        self._spans: list[Span] = []
+        self._bytes: list[int] = []  # of each span, with the texts that end in it
+        self._deltas: list[Delta] = []
+        self._next_event = core.events.next_index
+        self._marked: tuple[Any, ...] = ()
+        self._record(state, None, self._blocks.note_all)
+
+    # --- the engine's thread --------------------------------------------------------------------------------------
+
+    def mark(self, state: str) -> None:
+        """The core stands still between two steps, and `state` is the driver's word. Costs nothing when nothing has
+        happened since the last mark. A fault ends the recording, not the engine."""
+        core = self._core
+        if self.fault is None and (core.events.next_index, core.journal.step, state) != self._marked:
+            try:
+                events, index, lost = core.events.since(self._next_event)
+                told = None if lost else {event.request_id for event in events}
+                self._record(state, told, self._blocks.note, events)
+                self._next_event = index
+            except Exception as fault:
+                self.fault = fault
+
+    def _record(
+        self, state: str, told: set[int] | None, note_blocks: Callable[[Delta], None], events: list[Event] | None = None
+    ) -> None:
+        core = self._core
+        delta = Delta(core.journal.step, time.monotonic(), state)
+        note_blocks(delta)
+        self._sequences.note(delta, told)
+        self._note_counters(delta)
+        if events:
+            delta.events, delta.first_event = events, events[0].index
+        else:
+            delta.first_event = self._next_event
+        ended = 0
+        with self._lock:
+            if len(self._deltas) >= SPAN:
+                self._seal()
+            moment = self._moment
+            if self._registry is not None:
+                ended = self._texts.follow(self._registry, self._concerned(told), moment)
+            self._deltas.append(delta)
+            self._ended_bytes = ended + (self._ended_bytes if len(self._deltas) > 1 else 0)
+        self._marked = (core.events.next_index, core.journal.step, state)
+
+    @property
+    def _moment(self) -> int:
+        """The number of the next moment."""
+        return (self._spans[-1].end if self._spans else self._base.moment + 1) + len(self._deltas)
+
+    def _concerned(self, told: set[int] | None) -> set[int]:
+        """Whose texts may have changed."""
+        if told is None:
+            assert self._registry is not None
+            return {record.request_id for record in self._registry.records()}
+        return told | {seq.request.id for seq in self._core.scheduler.running}
+
+    def _note_counters(self, delta: Delta) -> None:
+        values = list(self._core.metrics().values())
+        held = self._counters
+        for i, value in enumerate(values):
+            if value != held[i]:
+                delta.counters.append(i)
+                delta.counter_values.append(value)
+        self._counters = values
+        evicted, preempted, swapped_out, swapped_in, copied = (int(values[i]) for i in self._totals)
+        delta.totals = (self._core.tables.pool.num_used, evicted, preempted, swapped_out + swapped_in, copied)
+
+    def _seal(self) -> None:
+        """The moments at hand become columns; the oldest columns go where there are too many."""
+        first = self._moment - len(self._deltas)
+        span = Span.of(first, self._deltas, self._words)
+        self._spans.append(span)
+        self._bytes.append(span.nbytes + self._ended_bytes)
+        self._deltas = []
+        if sum(self._bytes) > self.max_bytes and len(self._spans) > 1:
+            base = self._base.copy()  # recordings that were taken before go on reading theirs
+            while sum(self._bytes) > self.max_bytes and len(self._spans) > 1:
+                base.roll(self._spans[0], len(self._spans[0]))
+                del self._spans[0], self._bytes[0]
+            self._base = base
+            self._texts.forget(base.moment)
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def recording(self) -> Recording:
+        """Everything up to the last mark."""
+        with self._lock:
+            return Recording(
+                base=self._base,
+                spans=tuple(self._spans),
+                deltas=tuple(self._deltas),
+                words=self._words,
+                requests=self._texts.view(),
+                info=self._info,
+                config=self._config,
+                decode_token=self._decode,
+                keyframes=self._keyframes,
+            )
