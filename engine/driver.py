@@ -9,6 +9,7 @@
 * The thread holds no reference to the `Engine` and none to handles beyond a weak one: a forgotten engine is collected,
   and its finalizer calls `request_close`, which takes no lock because a finalizer may run anywhere.
 * A fault inside a step ends the requests in it (the core does that); a fault in making text ends that request alone.
+* While somebody holds its tape, every state in which the core stands still before a step or a sleep is marked there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .events import Cause, Event, EventKind
 from .handle import EngineClosed, describe, wait
 from .outputs import StepOutput
 from .record import RequestRecord
+from .recording.tape import Tape
 from .registry import RequestRegistry
 from .request import RequestRefused
 from .snapshot import EngineSnapshot
@@ -40,7 +42,9 @@ from .text.sample_text import SampleText
 from .undisturbed import undisturbed
 
 if TYPE_CHECKING:
+    from .config import EngineConfig
     from .core import EngineCore
+    from .info import EngineFacts
     from .sampling.params import SamplingParams
     from .text.detokenizer import Decoder
     from .text.prompts import EncodedPrompt
@@ -62,6 +66,7 @@ class Driver:
         self._paused_by = 0  # thread that called pause()
         self.steps_per_second: float | None = None  # at most; None: as fast as it can
         self._armed: Armed | None = None  # where to pause by itself
+        self._tape: Callable[[], Tape | None] = lambda: None  # a weak reference once somebody has asked for it
         self._commands: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self.registry = RequestRegistry()
         self._lock = self.registry.lock  # also guards what is taken: ids, the inbox, the queue's order
@@ -108,6 +113,11 @@ class Driver:
 
     def decode(self, token_ids: list[int]) -> str:
         return "" if self._decoder is None else self._decoder.decode(token_ids)
+
+    @property
+    def token_text(self) -> Callable[[int], str]:
+        """One token as it reads inside a text; its number in brackets where there is no tokenizer. Holds no engine."""
+        return "[{}]".format if self._decoder is None else self._decoder.token_text
 
     # --- any thread: control ----------------------------------------------------------------------------------------
 
@@ -165,6 +175,10 @@ class Driver:
         assert self._last_snapshot is not None
         return self._last_snapshot
 
+    def record(self, info: EngineFacts, config: EngineConfig) -> Tape:
+        """What the core does from now on; the same tape for all who ask while one holds it. Raises EngineClosed."""
+        return self.call(lambda core: self._record(core, info, config))
+
     def metrics(self) -> dict[str, float]:
         with contextlib.suppress(EngineClosed):
             return self.call(lambda core: core.metrics())
@@ -220,6 +234,7 @@ class Driver:
         """Sleep until told something; or steps, each followed by everything that was told meanwhile, while there is work."""
         if self.paused or not core.has_work:
             compiler.release_threads()
+            self._mark()
             self._commands.get()()
             self._run_commands()
             return
@@ -270,13 +285,26 @@ class Driver:
             self.registry.end(record, "cancelled")
 
     def _step(self, core: EngineCore) -> StepOutput:
+        self._mark()
         try:
             output = core.step()
         except BaseException:  # Ctrl-C in a step: the core has ended its requests and goes on
             deliver_ends(core, self.registry, list(self.registry.live))
             raise
         deliver(core, self.registry, output)
+        self._mark()
         return output
+
+    def _mark(self) -> None:
+        if (tape := self._tape()) is not None:
+            tape.mark(self.state)
+
+    def _record(self, core: EngineCore, info: EngineFacts, config: EngineConfig) -> Tape:
+        tape = self._tape()
+        if tape is None or tape.fault is not None:
+            tape = Tape(core, self.registry, state=self.state, info=info, config=config, decode_token=self.token_text)
+            self._tape = weakref.ref(tape)
+        return tape
 
     def _rest(self, begun: float) -> None:
         """At a set pace, wait for what is left of the step's time; whatever is told meanwhile is done at once."""
@@ -314,6 +342,7 @@ class Driver:
             self.events.append(core.journal.step, time.monotonic(), kind, cause=cause, text=why)
 
     def _snapshot(self, core: EngineCore) -> EngineSnapshot:
+        self._mark()  # what somebody has seen can be seen again
         return core.snapshot(self.state)
 
     def _shut_down(self, core: EngineCore, fault: BaseException | None) -> None:
@@ -335,6 +364,8 @@ class Driver:
         self._disarm(EngineClosed(self._why_closed))
         self._last_snapshot = self._snapshot(core)
         self._last_metrics, self._last_metrics_text = core.metrics(), core.metrics_text()
+        if (tape := self._tape()) is not None:
+            tape.end()
         core.runner.storage.close()
         self._core = None
         with contextlib.suppress(queue.Empty):

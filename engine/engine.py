@@ -22,6 +22,7 @@ from .handle import RequestHandle
 from .info import EngineInfo
 from .outputs import RequestOutput, StepOutput
 from .record import RequestRecord
+from .recording.tape import Tape
 from .sampling.params import SamplingParams
 from .sampling.structured import GrammarCompiler
 from .snapshot import EngineSnapshot
@@ -231,6 +232,17 @@ class Engine:
         """The engine between two steps, copied. Waits for one step at most; of a closed engine, its last state."""
         return self._driver.snapshot()
 
+    def record(self) -> Tape:
+        """Keep what the engine does from now on, in bounded memory, while somebody holds the tape:
+
+            tape = engine.record()
+            ...
+            tape.recording().state_at(12)       # equal to what snapshot() was after step 12
+
+        All who ask get the same tape, so that many viewers cost what one costs. Raises EngineClosed.
+        """
+        return self._driver.record(self.info.plain(), self.config)
+
     def metrics(self) -> dict[str, float]:
         """Counters, gauges and histograms by name, vLLM's where it has one. Of a closed engine, the last ones."""
         return self._driver.metrics()
@@ -250,7 +262,7 @@ class Engine:
         """
         if not 0 <= token_id < self._encoder.vocab_size:
             raise ValueError(f"token_id={token_id!r}: must be from 0 to {self._encoder.vocab_size - 1}")
-        return f"[{token_id}]" if self._decoder is None else self._decoder.token_text(token_id)
+        return self._driver.token_text(token_id)
 
     def __repr__(self) -> str:
         info = self.info

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..events import Event
@@ -24,6 +25,7 @@ from .watch import BlockWatch, SequenceWatch, facts_of
 from .words import Words
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
     from ..core import EngineCore
     from ..registry import RequestRegistry
 
@@ -43,13 +45,14 @@ class Tape:
         *,
         state: str = "running",
         info: EngineFacts | None = None,
-        config: dict[str, Any] | None = None,
+        config: EngineConfig | None = None,
         decode_token: Callable[[int], str] = str,
         max_bytes: int = MAX_BYTES,
     ):
         self._lock = threading.Lock()
-        self._core, self._registry = core, registry
-        self._info, self._config, self._decode = info, config or {}, decode_token
+        self._core: EngineCore | None = core
+        self._registry = registry
+        self._info, self._config, self._decode = info, _plain(config), decode_token
         self.max_bytes = max_bytes
         self.fault: Exception | None = None  # why nothing is recorded any more
         self._blocks, self._sequences, self._texts = BlockWatch(core.tables.pool), SequenceWatch(core), Texts()
@@ -65,7 +68,7 @@ class Tape:
         self._deltas: list[Delta] = []
         self._next_event = core.events.next_index
         self._marked: tuple[Any, ...] = ()
-        self._record(state, None, self._blocks.note_all)
+        self._record(core, state, None, self._blocks.note_all)
 
     # --- the engine's thread --------------------------------------------------------------------------------------
 
@@ -73,23 +76,36 @@ class Tape:
         """The core stands still between two steps, and `state` is the driver's word. Costs nothing when nothing has
         happened since the last mark. A fault ends the recording, not the engine."""
         core = self._core
-        if self.fault is None and (core.events.next_index, core.journal.step, state) != self._marked:
-            try:
-                events, index, lost = core.events.since(self._next_event)
-                told = None if lost else {event.request_id for event in events}
-                self._record(state, told, self._blocks.note, events)
-                self._next_event = index
-            except Exception as fault:
-                self.fault = fault
+        if core is None or self.fault is not None:
+            return
+        if (core.events.next_index, core.journal.step, state) == self._marked:
+            return
+        try:
+            events, index, lost = core.events.since(self._next_event)
+            told = None if lost else {event.request_id for event in events}
+            self._record(core, state, told, self._blocks.note, events)
+            self._next_event = index
+        except Exception as fault:
+            self.fault = fault
+
+    def end(self) -> None:
+        """The engine is closed: this was the last mark. Nothing of the engine is held any more."""
+        with self._lock:
+            self._core = self._registry = None
+            del self._blocks, self._sequences
 
     def _record(
-        self, state: str, told: set[int] | None, note_blocks: Callable[[Delta], None], events: list[Event] | None = None
+        self,
+        core: EngineCore,
+        state: str,
+        told: set[int] | None,
+        note_blocks: Callable[[Delta], None],
+        events: list[Event] | None = None,
     ) -> None:
-        core = self._core
         delta = Delta(core.journal.step, time.monotonic(), state)
         note_blocks(delta)
         self._sequences.note(delta, told)
-        self._note_counters(delta)
+        self._note_counters(core, delta)
         if events:
             delta.events, delta.first_event = events, events[0].index
         else:
@@ -100,7 +116,11 @@ class Tape:
                 self._seal()
             moment = self._moment
             if self._registry is not None:
-                ended = self._texts.follow(self._registry, self._concerned(told), moment)
+                if told is None:
+                    concerned = {record.request_id for record in self._registry.records()}
+                else:
+                    concerned = told | {seq.request.id for seq in core.scheduler.running}
+                ended = self._texts.follow(self._registry, concerned, moment)
             self._deltas.append(delta)
             self._ended_bytes = ended + (self._ended_bytes if len(self._deltas) > 1 else 0)
         self._marked = (core.events.next_index, core.journal.step, state)
@@ -110,15 +130,8 @@ class Tape:
         """The number of the next moment."""
         return (self._spans[-1].end if self._spans else self._base.moment + 1) + len(self._deltas)
 
-    def _concerned(self, told: set[int] | None) -> set[int]:
-        """Whose texts may have changed."""
-        if told is None:
-            assert self._registry is not None
-            return {record.request_id for record in self._registry.records()}
-        return told | {seq.request.id for seq in self._core.scheduler.running}
-
-    def _note_counters(self, delta: Delta) -> None:
-        values = list(self._core.metrics().values())
+    def _note_counters(self, core: EngineCore, delta: Delta) -> None:
+        values = list(core.metrics().values())
         held = self._counters
         for i, value in enumerate(values):
             if value != held[i]:
@@ -126,7 +139,7 @@ class Tape:
                 delta.counter_values.append(value)
         self._counters = values
         evicted, preempted, swapped_out, swapped_in, copied = (int(values[i]) for i in self._totals)
-        delta.totals = (self._core.tables.pool.num_used, evicted, preempted, swapped_out + swapped_in, copied)
+        delta.totals = (core.tables.pool.num_used, evicted, preempted, swapped_out + swapped_in, copied)
 
     def _seal(self) -> None:
         """The moments at hand become columns; the oldest columns go where there are too many."""
@@ -159,3 +172,14 @@ class Tape:
                 decode_token=self._decode,
                 keyframes=self._keyframes,
             )
+
+
+def _plain(config: EngineConfig | None) -> dict[str, Any]:
+    """EngineConfig's fields as a file can hold them."""
+    if config is None:
+        return {}
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {
+        name: value if isinstance(value, bool | int | float | str | None) else str(value)
+        for name, value in values.items()
+    }
