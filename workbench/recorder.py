@@ -1,141 +1,93 @@
-"""What an engine did, kept in bounded memory: any recorded moment can be looked at again, while the engine goes on.
-
-A *moment* is the state at the end of step s: the last one before step s + 1 begins. What was submitted, cancelled or paused
-between the two belongs to it. The engine's side is `kvscope.engine.recording`; here it is joined to a workbench:
+"""An engine kept recorded for a workbench, and what takes the engine's place where there is only a recording.
 
     Recorder    keeps an engine recorded as long as somebody holds it
     Recording   what was recorded so far, or a file: never changes, any thread may read it
     Moment      a recording at one step, with the face of an engine: what `Tick` reads, and so what every view draws
+    Replay      the engine of a workbench that has none: it shows the last step, and says so when it is asked to work
 
-This module needs numpy only.
+A *moment* is the state at the end of step s: the last one before step s + 1 begins. What was submitted, cancelled or paused
+between the two belongs to it. `kvscope.engine.recording` does the work; needs numpy only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from kvscope.engine.events import Event, EventKind
-from kvscope.engine.info import EngineInfo
-from kvscope.engine.outputs import RequestOutput
-from kvscope.engine.snapshot import EngineSnapshot
+from kvscope.engine.recording.moment import Moment
+from kvscope.engine.recording.recording import Recording, Series
 
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One entry a recorded step, oldest first; entry i is about step `first_step + i`. For a scrubber and charts."""
-
-    steps: np.ndarray  # int32
-    time: np.ndarray  # float64, seconds, time.monotonic() of the engine's process
-    used_blocks: np.ndarray  # int32: blocks with a reader at the end of the step
-    evictions: np.ndarray  # int32: blocks that lost their text to someone who needed room
-    preemptions: np.ndarray  # int32: samples
-    swaps: np.ndarray  # int32: moves to host memory or back
-    copies: np.ndarray  # int32: blocks copied on write
-
-
-class Recording:
-    """What an engine did from `first_step` to `last_step`, both included. Immutable; reading it asks no engine."""
-
-    first_step: int
-    last_step: int
-    info: EngineInfo  # as Engine.info, without `spec`: model_name, num_blocks, dtype, weights_source, …
-    config: dict[str, Any]  # EngineConfig's fields as plain values
-    series: Series
-
-    def state_at(self, step: int) -> EngineSnapshot:
-        """The snapshot of the end of this step, equal to the live one in every field but `time`, which is when it was
-        recorded. Raises ValueError, naming the steps that there are, for any other."""
-        raise NotImplementedError
-
-    def events_until(self, step: int) -> list[Event]:
-        """Every recorded event up to the end of this step, oldest first."""
-        raise NotImplementedError
-
-    def steps_with(self, *kinds: EventKind) -> np.ndarray:
-        """Steps in which an event of one of these kinds came, ascending, each once: int32. For "next eviction"."""
-        raise NotImplementedError
-
-    def outputs_at(self, step: int) -> dict[int, RequestOutput]:
-        """What each request had written by the end of this step, by id: those that lived then and the latest that were over.
-        Text, token ids, log-probabilities, finish reasons and times are those that its handle's `partial()` gave."""
-        raise NotImplementedError
-
-    def decode_token(self, token_id: int) -> str:
-        """One token as it reads inside a text, as Engine.decode_token."""
-        raise NotImplementedError
-
-    def at(self, step: int) -> Moment:
-        """This recording at one step. Raises ValueError as `state_at`."""
-        raise NotImplementedError
-
-    def save(self, path: str | Path) -> Path:
-        """Write it to one file, as a whole or not at all; the path."""
-        raise NotImplementedError
-
-    @classmethod
-    def load(cls, path: str | Path) -> Recording:
-        """Read a file that `save` wrote; "demo" is the recording that came with kvscope. Raises ValueError with a sentence for
-        a file that is none, is damaged or is of a later version, and FileNotFoundError."""
-        raise NotImplementedError
-
-
-class Moment:
-    """A recording at the end of one step, as an engine that stands still there.
-
-    `events.next_index` and `events.since(index)` end with that step's last event; an index behind it, of a view that was
-    further on, gives ([], next_index, 0): a view that goes back begins anew with since(0). `state` is "paused", and so is that of
-    `snapshot()`, since nothing moves while one looks; `recording.state_at(step).state` says what it was.
-    """
-
-    recording: Recording
-    step: int
-    info: EngineInfo
-    state: str
-    events: Any
-
-    def snapshot(self) -> EngineSnapshot:
-        raise NotImplementedError
-
-    def handles(self) -> dict[int, Any]:
-        """By request id; each has `request_id`, `status`, `done`, `prompt_text` and `partial() -> RequestOutput`."""
-        raise NotImplementedError
-
-    def decode_token(self, token_id: int) -> str:
-        raise NotImplementedError
+__all__ = ["Moment", "Recorder", "Recording", "Replay", "Series"]
 
 
 class Recorder:
-    """Keeps `engine` recorded while this object is held and not stopped. All recorders of an engine share one record, so that
-    ten viewers of one engine cost what one costs."""
+    """Keeps `engine` recorded while this object is held and not stopped. All recorders of an engine share one tape, so that ten
+    viewers of one engine cost what one costs. Raises EngineClosed for an engine that is closed already."""
 
     def __init__(self, engine: Any):
-        raise NotImplementedError
+        self._engine = engine
+        self._tape = engine.record()
+        self._stopped: Recording | None = None
 
     @property
     def recording(self) -> Recording:
-        """Everything up to now. Costs microseconds; a running engine's newest step may be missing."""
-        raise NotImplementedError
+        """Everything up to the newest step that has ended. Costs microseconds. Where recording failed: up to then."""
+        return self._tape.recording() if self._stopped is None else self._stopped
+
+    @property
+    def fault(self) -> Exception | None:
+        """Why nothing is recorded any more; the engine itself goes on."""
+        return None if self._tape is None else self._tape.fault
 
     def catch_up(self) -> Recording:
         """The same, up to the state in which the engine is now; waits for one step at most."""
-        raise NotImplementedError
+        if self._stopped is None:
+            self._engine.snapshot()  # leaves its state on the tape
+        return self.recording
 
     def stop(self) -> None:
-        """Record no more; what was recorded stays. Any number of times."""
-        raise NotImplementedError
+        """Record no more, and hold the engine no more; what was recorded stays. Any number of times."""
+        if self._stopped is None:
+            self._stopped = self.catch_up()
+            self._engine = self._tape = None
 
 
-# --- what the workbench makes of it (workbench.py) ----------------------------------------------------------------------
-#
-# wb.recording            Recording up to now (of a replay: the file)
-# wb.is_replay            True for Workbench.replay(...): wb.engine is then a `Moment`-like object whose submit, pause,
-#                         resume, step … raise RuntimeError with a sentence
-# wb.looking_at           int | None: the step at which all views stand; None: live (a replay always stands at a step)
-# wb.goto(step)           look at the end of this step; the engine may go on
-# wb.back(n=1)            n steps back from where one looks, at most to the first recorded one; returns the step
-# wb.now()                back to live; in a replay, to the last step
-# wb.state_at(step)       EngineSnapshot
-# wb.save(path), Workbench.replay(path | "demo" | Recording)
+class Replay:
+    """`recording` in the place of an engine. It reads as the engine did at its last step; whatever would make an engine work
+    raises RuntimeError with a sentence."""
+
+    state = "stopped"
+    tokenizer = None
+
+    def __init__(self, recording: Recording):
+        self.recording = recording
+        self.while_waiting: list[Any] = []
+        self._last = recording.at(recording.last_step)
+        self.info, self.events = recording.info, self._last.events
+        self.snapshot, self.handles, self.decode_token = (
+            self._last.snapshot,
+            self._last.handles,
+            self._last.decode_token,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Those of its last step."""
+        return dict(self.snapshot().counters)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _WORK:
+            raise RuntimeError(
+                f"{name}() needs an engine, and this is a recording of one; start Workbench(...) for that"
+            )
+        raise AttributeError(f"a recording has no {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self.recording!r}>"
+
+
+_WORK = frozenset(
+    {"submit", "generate", "chat", "pause", "resume", "step", "run_until", "wait_idle", "reset_prefix_cache", "steps_per_second",
+     "check_integrity", "record"}
+)  # fmt: skip
