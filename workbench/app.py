@@ -103,7 +103,7 @@ class Session:
         def on_select(selection: Selection | None) -> None:
             workbench.choices.selection, workbench.choices.sample = selection, 0
 
-        self.screen = Screen(workbench.choices, on_message, on_select=on_select)
+        self.screen = workbench._make_screen(on_message, on_select=on_select)
 
     def page(self) -> pn.viewable.Viewable:
         """A Panel object for the current session's document. Outside of a session it is drawn once: in a notebook the

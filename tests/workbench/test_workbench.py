@@ -10,7 +10,7 @@ import pytest
 from bokeh.protocol import Protocol
 from kvscope.engine import Engine, SamplingParams
 from kvscope.workbench import Workbench, handles, notebook
-from kvscope.workbench import workbench as module
+from kvscope.workbench import display as module
 
 
 @pytest.fixture
