@@ -3,8 +3,9 @@
 import numpy as np
 from bokeh.events import Tap
 from fake_frames import FakeEngine, FakeSource
-from kvscope.workbench.theme import DARK
-from kvscope.workbench.views.base import Selection
+from fake_model import greedy, make_core
+from kvscope.workbench.theme import DARK, OwnerSlots
+from kvscope.workbench.views.base import Frame, Selection
 from kvscope.workbench.views.block_chips import vertical_runs
 from kvscope.workbench.views.block_tables import MAX_ROWS, BlockTables
 
@@ -133,3 +134,22 @@ def test_twins_and_themes():
     assert "white chip" in view.summary() and view.figure.xaxis.major_label_text_color == DARK.muted
     empty = BlockTables()
     assert empty.table()[1] == []
+
+
+def test_each_kv_group_has_its_rows_and_what_fell_out_of_a_window_is_null():
+    core, slots = make_core(windows=(0, 5)), OwnerSlots()
+    core.add_request([1] * 14, greedy(9))
+    core.add_request([1] * 14, greedy(9))
+    for _ in range(4):
+        core.step()
+    view, snapshot = BlockTables(), core.snapshot()
+    view.update(Frame(snapshot, slots=slots))
+    assert view._groups == [0, 0, 1, 1] and [snapshot.requests[i].id for i in view._order] == [1, 2, 1, 2]
+    shown = chips(view)
+    for row in (2, 3):
+        nulls = np.count_nonzero(snapshot.requests[row - 2].block_tables[1] == 0)
+        assert nulls >= 2, "the story needs a window that has moved on"
+        assert [shown[row, column] for column in range(nulls)] == [(1, "null")] * nulls, "never one tall chip"
+        assert view.tails.data["text"][row].endswith(", KV group 1")
+    assert view.forks.data["xs"] == [], "the tables of one sequence are no samples"
+    assert view.table()[1][2][0] == "1, KV group 1" and view.table()[1][2][2].startswith("null null")

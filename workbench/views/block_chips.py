@@ -1,4 +1,4 @@
-"""Chips of the block tables: one a logical block, tall where neighbouring rows share the block.
+"""Chips of blocks in a grid: the block tables, the prefix tree, the eviction queue. Tall where neighbouring rows share one.
 
 A chip is known by its block, its place and which of its runs it is, and keeps its row in the source for as long as it
 lives; so a step sends the chips that changed. Rows of the source that no chip uses have no place and are not drawn.
@@ -6,10 +6,13 @@ lives; so a step sends the chips that changed. Rows of the source that no chip u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from bokeh.core.property.vectorization import value
 from bokeh.models import ColumnDataSource, Dodge, Stack
 from bokeh.plotting import figure
+from kvscope.engine.snapshot import BlockState
 
 from ..theme import OWNER_HUES, Theme
 from . import glyph
@@ -20,6 +23,8 @@ SIDE = 0.94  # of a chip in its column
 _TOP, _BOTTOM = 0.08, -0.09
 _SLOTS = 64  # the source grows by so many rows
 _TALL = 1 << 40  # marks the label code of a tall chip
+_HATCH_ALPHAS = (0.0, 1.0, 0.87, 0.74, 0.61, 0.48, 0.35)  # by `hatch_codes`
+_HATCH = ((0.06, 0.55, 0.38, 0.12), (0.06, 0.88, 0.62, 0.12), (0.3, 0.88, 0.86, 0.12), (0.56, 0.88, 0.88, 0.45))
 
 
 def below(shift: float) -> dict:
@@ -28,10 +33,21 @@ def below(shift: float) -> dict:
 
 
 class ChipGrid:
-    """Draws a grid of block ids [rows, columns] into `fig`, −1 where a row has no block."""
+    """Draws a grid of block ids [rows, columns] into `fig`, −1 where a row has no block; the null block may stand in it many
+    times. `codes(frame)` gives what chips say, an integer a block, for `words`; by default the id. Blocks that are only
+    cached are hatched, paler the longer they are idle, where `hatched`."""
 
-    def __init__(self, fig: figure, theme: Theme):
+    def __init__(
+        self,
+        fig: figure,
+        theme: Theme,
+        *,
+        codes: Callable[[Frame], np.ndarray] | None = None,
+        words: Callable[[int], str] = str,
+        hatched: bool = False,
+    ):
         self.fig, self.theme = fig, theme
+        self._codes, self._words, self._hatched = codes, words, hatched
         self._slot: dict[tuple, int] = {}
         self._free: list[int] = []
         self.chips = ColumnDataSource({})
@@ -52,7 +68,7 @@ class ChipGrid:
         self._size = slots
         self._rows.start({
             "x": [nan] * slots, "y": [0] * slots, "height": [1] * slots, "label_y": [0.5] * slots, "face": [0] * slots, "bar": [0] * slots,
-            "dim": [0] * slots, "label": [""] * slots, "unwritten": [nan] * slots,
+            "dim": [0] * slots, "label": [""] * slots, "unwritten": [nan] * slots, **({"hatch": [0] * slots} if self._hatched else {}),
         })  # fmt: skip
         self._slot, self._free = {}, list(range(slots))
 
@@ -67,6 +83,15 @@ class ChipGrid:
         chip = {"left": "x", "right": at("x", SIDE), "top": at("y", _TOP), "bottom": below(_BOTTOM)}
         box = {**chip, "source": self.chips}
         fig.quad(**box, fill_color=self._face, fill_alpha=alpha, line_color=None, border_radius=4)
+        if self._hatched:
+            self._pale = by_code("hatch", _HATCH_ALPHAS)
+            self._hatch = [
+                fig.segment(
+                    at("x", x0), at("y", y0), at("x", x1), at("y", y1), source=self.chips, line_alpha=self._pale,
+                    line_width=1.3,
+                )
+                for x0, y0, x1, y1 in _HATCH
+            ]  # fmt: skip
         self._feet = fig.quad(
             left="unwritten", right=at("x", SIDE), top=below(_BOTTOM - 0.25), bottom=below(_BOTTOM),
             source=self.chips, fill_alpha=alpha, line_color=None,
@@ -105,6 +130,8 @@ class ChipGrid:
         for dots in self._dots:
             dots.glyph.line_color = theme.waste
         self._ring.glyph.line_color = theme.accent
+        for lines in self._hatch if self._hatched else ():
+            lines.glyph.line_color = theme.hatch
         self._rows.forget()
         self._same = None
 
@@ -122,6 +149,8 @@ class ChipGrid:
             frame.reader_codes[shared].tobytes(),
             frame.owner_slots.tobytes(),
             frame.selection,
+            snapshot.eviction_order.tobytes() if self._hatched else b"",
+            snapshot.step // 10 if self._hatched else 0,  # idle steps pale slowly
         )
         if same != self._same:
             self._same = same
@@ -152,8 +181,10 @@ class ChipGrid:
             "face": (glyph.face_codes(frame, by_state=False)[block], 0, None),
             "bar": ((glyph.barred(frame)[block] & (ref[block] == 1)) * (1 + dim), 0, None),
             "dim": (dim, 0, None),
-            "label": (np.where(tall, _TALL + block * 4096 + ref[block], block), -1, _chip_labels),
+            "label": (self._labels_of(frame, block, tall), -1, self._encode_labels),
         }
+        if self._hatched:
+            columns["hatch"] = (hatch_codes(frame)[block], 0, None)
         for name, (values, unused, encode) in columns.items():
             spread = np.full(self._size, unused, np.int64)
             spread[slots] = values
@@ -161,6 +192,16 @@ class ChipGrid:
         self._draw_strips(frame, row, column, block, dim)
         chosen = np.isin(block, frame.selected_blocks)
         replace_if_changed(self.chosen, {"x": column[chosen], "y": row[chosen], "y1": (row + height)[chosen]})
+
+    def _labels_of(self, frame: Frame, block: np.ndarray, tall: np.ndarray) -> np.ndarray:
+        if self._codes is not None:
+            return self._codes(frame)[block]
+        return np.where(tall, _TALL + block * 4096 + frame.snapshot.ref_count[block], block)
+
+    def _encode_labels(self, rows: np.ndarray, codes: np.ndarray) -> list[str]:
+        if self._codes is None:
+            return _chip_labels(rows, codes)
+        return ["" if code < 0 else self._words(code) for code in codes.tolist()]
 
     def _slots_of(self, block: np.ndarray, column: np.ndarray) -> np.ndarray:
         """A row of the source for each chip; a chip that was drawn before keeps its row."""
@@ -196,13 +237,22 @@ class ChipGrid:
         })  # fmt: skip
 
 
+def hatch_codes(frame: Frame) -> np.ndarray:
+    """0 for a block with a reader, else 1 and more for a cached one, the longer idle the higher: int64 [num_blocks]."""
+    snapshot = frame.snapshot
+    idle = (snapshot.step - snapshot.last_used_step).astype(np.int64)
+    levels = len(_HATCH_ALPHAS) - 1
+    return np.where(snapshot.block_state == BlockState.CACHED, 1 + np.clip(idle * levels // 60, 0, levels - 1), 0)
+
+
 def vertical_runs(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs of equal values down each column of `grid` [rows, columns], negative ones left out: (row, column, height)."""
+    """Runs of equal values down each column of `grid` [rows, columns], negative ones left out: (row, column, height). Zeros, the
+    null block, are no run: it is nobody's memory."""
     if not grid.size:
         return (np.zeros(0, np.int64),) * 3
     flat = grid.T.ravel()
     starts = np.ones(len(flat), bool)
-    starts[1:] = flat[1:] != flat[:-1]
+    starts[1:] = (flat[1:] != flat[:-1]) | (flat[1:] == 0)
     starts[:: grid.shape[0]] = True
     at_start = np.flatnonzero(starts)
     height = np.diff(np.append(at_start, len(flat)))
@@ -216,7 +266,7 @@ def _chip_labels(_: np.ndarray, codes: np.ndarray) -> list[str]:
     words = []
     for code in codes.tolist():
         tall, rest = divmod(code, _TALL)
-        words.append("" if code < 0 else f"{rest // 4096}\n×{rest % 4096}" if tall else str(rest))
+        words.append("" if code < 0 else f"{rest // 4096}\n×{rest % 4096}" if tall else str(rest) if rest else "null")
     return words
 
 

@@ -3,6 +3,9 @@
 Where neighbouring rows hold the same block at the same place, one tall ink chip spans them: the memory exists once.
 Rows are ordered so that equal prefixes touch, and the samples of one request hang on a bracket. A chip keeps its row
 in the source for as long as it lives, so that a decode step sends the last chips of the rows and nothing else.
+
+A sequence has a table in each KV group of the model: the rows of a group stand together, and what fell out of a window is the
+null block.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class BlockTables(View):
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         super().__init__(theme, **callbacks)
         self._order: list[int] = []  # drawn row -> index into snapshot.requests
+        self._groups: list[int] = []  # drawn row -> KV group
         self._order_of: tuple | None = None
         self._grid = np.zeros((0, 0), np.int64)
         self.tails = empty_source("x", "y", "label", "hue", "bar", "dim", "text")
@@ -125,24 +129,25 @@ class BlockTables(View):
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
-        order = self._arrange(frame)
-        tables = [frame.snapshot.requests[i].block_tables[0] for i in order]
+        order, groups = self._arrange(frame)
+        tables = [frame.snapshot.requests[i].block_tables[g] for i, g in zip(order, groups, strict=True)]
         columns = max(map(len, tables), default=0)
         if (len(order), columns) != (len(self._order), self._grid.shape[1]):
             self._size(max(1, len(order)), max(12, columns))
-        self._order = order
+        self._order, self._groups = order, groups
         self._grid = np.full((len(order), columns), -1, np.int64)
         for row, blocks in enumerate(tables):
             self._grid[row, : len(blocks)] = blocks
         self._chips.update(frame, self._grid)
         self._draw_tails(frame, tables)
 
-    def _arrange(self, frame: Frame) -> list[int]:
-        """Order of rows: sequences in order of arrival, but those that share a prefix next to each other."""
+    def _arrange(self, frame: Frame) -> tuple[list[int], list[int]]:
+        """Order of rows: group by group, and in each the sequences in order of arrival, but those that share a prefix next to
+        each other. (indices into snapshot.requests, groups)."""
         snapshot = frame.snapshot
         rows = [
-            i for i, r in enumerate(snapshot.requests)
-            if r.status not in ENDED and r.block_tables and len(r.block_tables[0])
+            (group, i) for i, r in enumerate(snapshot.requests) if r.status not in ENDED
+            for group, table in enumerate(r.block_tables) if len(table)
         ]  # fmt: skip
         shared = np.flatnonzero(snapshot.ref_count > 1)
         same = (rows, shared.tobytes(), frame.reader_codes[shared].tobytes())
@@ -150,8 +155,10 @@ class BlockTables(View):
             self._order_of = same
             first = np.where(snapshot.ref_count > 0, snapshot.owner, 0).astype(np.int64)
             place = first * snapshot.num_blocks + np.arange(snapshot.num_blocks)
-            rows = sorted(rows, key=lambda i: (*place[snapshot.requests[i].block_tables[0]].tolist(), i))
-            self._arranged = rows[:MAX_ROWS]
+            rows = sorted(
+                rows, key=lambda row: (row[0], *place[snapshot.requests[row[1]].block_tables[row[0]]].tolist(), row[1])
+            )
+            self._arranged = [i for _, i in rows[:MAX_ROWS]], [group for group, _ in rows[:MAX_ROWS]]
         return self._arranged
 
     def _size(self, rows: int, columns: int) -> None:
@@ -176,26 +183,33 @@ class BlockTables(View):
             "x": [len(t) for t in tables], "y": list(range(len(order))), "label": names, "bar": bars, "dim": dim,
             "hue": (slots % len(OWNER_HUES)).tolist(),
         }  # fmt: skip
-        own = [int(np.count_nonzero(snapshot.ref_count[t] == 1)) for t in tables]
+        own = [int(np.count_nonzero((snapshot.ref_count[t] == 1) & (t > 0))) for t in tables]
+        suffix = [f", {words}" if (words := group_words(frame, g)) else "" for g in self._groups]
         tokens = np.array([r.num_computed_tokens for r in requests], np.int64)
         codes = tokens * 4096 + np.array(own, np.int64)
         if any(fixed[name] != self.tails.data[name] for name in fixed):
-            self.tails.data = fixed | {"text": [_tail_text(c) for c in codes.tolist()]}
+            self.tails.data = fixed | {
+                "text": [_tail_text(c) + end for c, end in zip(codes.tolist(), suffix, strict=True)]
+            }
             self._tail_rows.forget()
             self._tail_rows.know("text", codes)
             self._draw_forks(requests, fixed)
         else:
-            self._tail_rows.set("text", codes, lambda _, changed: [_tail_text(c) for c in changed.tolist()])
+
+            def encode(rows: np.ndarray, changed: np.ndarray) -> list[str]:
+                return [_tail_text(c) + suffix[row] for row, c in zip(rows.tolist(), changed.tolist(), strict=True)]
+
+            self._tail_rows.set("text", codes, encode)
             self._tail_rows.flush()
 
     def _draw_forks(self, requests: list[RequestState], fixed: dict[str, list]) -> None:
         """A chip for a request with several samples, and a bracket from it to each of them."""
         forks: dict[str, list] = {"xs": [], "ys": [], "dim": []}
         parents: dict[str, list] = {"y": [], "label": [], "hue": [], "bar": [], "dim": []}
-        rows_of: dict[int, list[int]] = {}
-        for row, request in enumerate(requests):
-            rows_of.setdefault(request.id, []).append(row)
-        for request_id, rows in rows_of.items():
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        for row, (request, group) in enumerate(zip(requests, self._groups, strict=True)):
+            rows_of.setdefault((request.id, group), []).append(row)
+        for (request_id, _), rows in rows_of.items():
             if len(rows) < 2:
                 continue
             first = rows[0]
@@ -248,12 +262,27 @@ class BlockTables(View):
         if self.frame is None:
             return headers, []
         snapshot, rows = self.frame.snapshot, []
-        for i in self._order:
+        for i, group in zip(self._order, self._groups, strict=True):
             request = snapshot.requests[i]
-            blocks = request.block_tables[0].tolist()
-            ids = [f"{b}×{snapshot.ref_count[b]}" if snapshot.ref_count[b] > 1 else str(b) for b in blocks]
-            rows.append([self.frame.labels[i], f"{request.num_computed_tokens:,}", " ".join(ids)])
+            blocks = request.block_tables[group].tolist()
+            ids = [
+                f"{b}×{snapshot.ref_count[b]}" if snapshot.ref_count[b] > 1 else str(b) if b else "null" for b in blocks
+            ]
+            words = group_words(self.frame, group)
+            name = f"{self.frame.labels[i]}, {words}" if words else self.frame.labels[i]
+            rows.append([name, f"{request.num_computed_tokens:,}", " ".join(ids)])
         return headers, capped(rows)
+
+
+def group_words(frame: Frame, group: int) -> str:
+    """What a KV group is called where a model has several: "window of 512", "all tokens"; "" where it has one."""
+    requests = frame.snapshot.requests
+    if not requests or len(requests[0].block_tables) < 2:
+        return ""
+    if frame.info is None:
+        return f"KV group {group}"
+    window = frame.info.spec.kv_groups[group].window
+    return f"KV group {group}: " + (f"window of {window:,}" if window else "all tokens")
 
 
 def _tail_text(code: int) -> str:
