@@ -6,13 +6,10 @@ take turns (A B A B …) and the ceilings are measured between them, so that the
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
-
+from .contender import Kvscope, decode_seconds, equal_prompts
 from .floor import decode_floor, prefill_floor
-from .machine import alternate, facts, seconds_of
-from .peers import Kvscope, Transformers
+from .machine import alternate, facts
+from .peer_process import transformers_like
 from .report import print_table
 
 HEADERS = ["phase", "batch", "kvscope tok/s", "transformers tok/s", "ratio", "floor tok/s", "share of floor"]
@@ -22,40 +19,29 @@ PREFILL_BATCH = 8
 def run(options) -> int:
     most = max(*options.batch, PREFILL_BATCH)
     blocks = 1 + most * -(-(options.prompt + options.new) // 16)
-    ours = Kvscope(options.model, options.dtype, num_blocks=blocks, max_num_batched_tokens=1024)
+    ours = Kvscope(options.model, dtype=options.dtype, num_blocks=blocks, max_num_batched_tokens=1024)
     info = ours.engine.info
     spec = info.spec
-    peers = (ours, Transformers(options.model, spec.dtype))
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(10, spec.vocab_size, (most, options.prompt), generator=generator).tolist()
+    theirs = transformers_like(ours.engine)
+    prompts = equal_prompts(most, options.prompt, spec.vocab_size)
 
-    def measured(seconds, *arguments):
-        return alternate({peer.name: partial(seconds, peer, *arguments) for peer in peers}, options.repeats, spec)
+    def measured(seconds):
+        return alternate({each.name: lambda each=each: seconds(each) for each in (ours, theirs)}, options.repeats, spec)
 
     rows = []
     for batch in options.batch:
-        seconds, ceilings = measured(_decode_seconds, prompts[:batch], options.new)
+        seconds, ceilings = measured(lambda each, p=prompts[:batch]: decode_seconds(each, p, options.new))
         floor = decode_floor(spec, ceilings, batch=batch, context=options.prompt + options.new // 2)
         rows.append(_row("decode", batch, batch, seconds, floor))
-    seconds, ceilings = measured(_seconds, prompts[:PREFILL_BATCH], 1)
+    seconds, ceilings = measured(lambda each: each.generate(prompts[:PREFILL_BATCH], 1).seconds)
     floor = prefill_floor(spec, ceilings, batch=PREFILL_BATCH, prompt=options.prompt)
     rows.append(_row("prefill", PREFILL_BATCH, PREFILL_BATCH * options.prompt, seconds, floor))
     ours.close()
+    theirs.close()
     workload = f"{options.prompt}-token prompts, {options.new} new tokens, median of {options.repeats} alternations"
-    print_table("kvscope bench latency", facts(info, workload, ceilings), HEADERS, rows, options.json)
+    notes = {each.name: each.about for each in (ours, theirs)}
+    print_table("kvscope bench latency", facts(info, workload, ceilings) | notes, HEADERS, rows, options.json)
     return 0
-
-
-def _decode_seconds(peer, prompts, new_tokens: int) -> float:
-    """Seconds of one decode step."""
-    return (_seconds(peer, prompts, new_tokens) - _seconds(peer, prompts, 1)) / (new_tokens - 1)
-
-
-def _seconds(peer, prompts, new_tokens: int) -> float:
-    made: list[list[int]] = []
-    seconds = seconds_of(lambda: made.extend(peer.generate(prompts, new_tokens)))
-    assert [len(ids) for ids in made] == [new_tokens] * len(prompts), "a peer stopped early: the ratio would be false"
-    return seconds
 
 
 def _row(phase: str, batch: int, tokens: int, seconds: dict[str, float], floor: float) -> list:

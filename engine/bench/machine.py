@@ -6,12 +6,12 @@ Both move from minute to minute on a shared machine, so they are taken between t
 from __future__ import annotations
 
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _finish() -> None:
 def alternate(runs: dict[str, Callable[[], float]], repeats: int, spec: ModelSpec) -> tuple[dict[str, float], Ceilings]:
     """Median of what each run measures (seconds), taken in turns, and the median ceilings measured between the turns.
 
-    The ratios then hold on a machine whose speed moves from minute to minute. Each is run once before, to warm.
+    The ratios then hold on a machine whose speed moves from minute to minute. Each is run once before, to warm. NaN for a run
+    that gave NaN in any of its turns.
     """
     buffer = torch.ones(-(-spec.weight_bytes // 8) * 8, dtype=torch.uint8)  # touched, as large as the weights
     taken: dict[str, list[float]] = {name: [] for name in runs}
@@ -87,4 +88,4 @@ def alternate(runs: dict[str, Callable[[], float]], repeats: int, spec: ModelSpe
             taken[name].append(run())
         ceilings.append(measure_ceilings(spec.dtype, buffer))
     ceilings.sort(key=lambda c: c.bytes_per_second)
-    return {name: statistics.median(values) for name, values in taken.items()}, ceilings[len(ceilings) // 2]
+    return {name: float(np.median(values)) for name, values in taken.items()}, ceilings[len(ceilings) // 2]

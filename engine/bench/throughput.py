@@ -10,29 +10,32 @@ from functools import partial
 
 import torch
 
+from .contender import Arrival, Contender, Kvscope
 from .floor import workload_floor
-from .machine import alternate, facts, seconds_of
-from .peers import Kvscope, Transformers
+from .load import Service
+from .machine import alternate, facts
+from .peer_process import transformers_like
 from .report import print_table
 
 HEADERS = ["engine", "requests", "output tokens", "seconds", "output tok/s", "total tok/s", "ratio", "share of floor"]
 
 
 def run(options) -> int:
-    ours = Kvscope(options.model, options.dtype, max_num_seqs=options.max_num_seqs)
+    ours = Kvscope(options.model, dtype=options.dtype, max_num_seqs=options.max_num_seqs)
     info = ours.engine.info
     spec = info.spec
-    theirs = Transformers(options.model, spec.dtype)
+    theirs = transformers_like(ours.engine)
     requests = make_requests(options.requests, spec.vocab_size, options.seed)
     seconds, ceilings = alternate(
         {
-            ours.name: partial(seconds_of, partial(_run_ours, ours, requests)),
-            theirs.name: partial(seconds_of, partial(_run_static, theirs, requests, options.max_num_seqs)),
+            ours.name: partial(_continuous, ours, requests),
+            theirs.name: partial(_static, theirs, requests, options.max_num_seqs),
         },
         options.repeats,
         spec,
     )
     ours.close()
+    theirs.close()
     output_tokens = sum(new for _, new in requests)
     total_tokens = output_tokens + sum(len(prompt) for prompt, _ in requests)
     sizes = [(len(prompt), new) for prompt, new in requests]
@@ -46,7 +49,8 @@ def run(options) -> int:
         f"prompts of 32 to 256 tokens, 16 to 128 new tokens, seed {options.seed}, at most {options.max_num_seqs} at "
         f"once, median of {options.repeats} alternations"
     )
-    print_table("kvscope bench throughput", facts(info, workload, ceilings), HEADERS, rows, options.json)
+    notes = {each.name: each.about for each in (ours, theirs)}
+    print_table("kvscope bench throughput", facts(info, workload, ceilings) | notes, HEADERS, rows, options.json)
     return 0
 
 
@@ -62,23 +66,20 @@ def make_requests(count: int, vocab_size: int, seed: int) -> list[tuple[list[int
     return requests
 
 
-def _run_ours(peer: Kvscope, requests) -> None:
-    from ..sampling.params import SamplingParams
-
-    handles = [
-        peer.engine.submit(prompt, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
-        for prompt, new in requests
-    ]
-    for handle in handles:
-        handle.result()
+def _continuous(contender: Contender, requests) -> float:
+    """Seconds; all are there from the start."""
+    arrivals = [Arrival(0.0, prompt, new) for prompt, new in requests]
+    return Service(arrivals, contender.serve(arrivals)).seconds
 
 
-def _run_static(peer: Transformers, requests, max_num_seqs: int) -> None:
-    """Batches of equal prompt length, each run until its longest output is done: that is what static means."""
+def _static(contender: Contender, requests, max_num_seqs: int) -> float:
+    """Seconds of batches of equal prompt length, each run until its longest output is done: that is what static means."""
     by_size: dict[int, list] = {}
     for prompt, new in requests:
         by_size.setdefault(len(prompt), []).append((prompt, new))
+    seconds = 0.0
     for group in by_size.values():
         for start in range(0, len(group), max_num_seqs):
             batch = group[start : start + max_num_seqs]
-            peer.generate([prompt for prompt, _ in batch], max(new for _, new in batch))
+            seconds += contender.generate([prompt for prompt, _ in batch], max(new for _, new in batch)).seconds
+    return seconds

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kvscope.engine import Engine
 from kvscope.engine.bench import add_parser
 from kvscope.engine.bench.floor import prefill_floor, workload_floor
+from kvscope.engine.bench.kernel_cases import Shapes, cases
 from kvscope.engine.bench.machine import Ceilings, alternate
+from kvscope.kernels.ops import OPERATIONS, resolve
 
 SPEC = SimpleNamespace(vocab_size=10, hidden_size=4, num_parameters=100, tied_embeddings=True, dtype=torch.float32,
                        num_heads=2, head_dim=2, num_layers=3, kv_bytes_per_token=96)  # fmt: skip
@@ -47,14 +50,19 @@ def test_runs_take_turns_and_the_median_counts():
     assert ceilings.bytes_per_second > 0 and ceilings.flops_per_second > 0
 
 
-def bench(model, folder, *arguments):
-    """Run `kvscope bench` with these arguments once; the figures that it wrote."""
+def parsed(model, folder, *arguments):
+    """(options of `kvscope bench` with these arguments and one repeat in float32; what reads the figures that it will write)"""
     parser, file = argparse.ArgumentParser(), folder / "figures.json"
     add_parser(parser.add_subparsers())
     common = ["--model", str(model), "--dtype", "float32", "--repeats", "1", "--json", str(file)]
-    options = parser.parse_args(["bench", *arguments, *common])
+    return parser.parse_args(["bench", *arguments, *common]), lambda: json.loads(file.read_text())
+
+
+def bench(model, folder, *arguments):
+    """Run `kvscope bench` with these arguments; the figures that it wrote."""
+    options, figures = parsed(model, folder, *arguments)
     assert options.run(options) == 0
-    return json.loads(file.read_text())
+    return figures()
 
 
 @pytest.mark.parametrize(
@@ -78,3 +86,33 @@ def test_the_prefix_benchmark_finds_more_with_a_cache_and_in_the_order_of_the_ca
     assert found["chat", "no cache"] == 0 < found["chat", "hash chain"] < found["chat", "radix tree"]
     for cache in ("hash chain", "radix tree"):
         assert found["tree", f"{cache}, lpm"] >= found["tree", f"{cache}, fcfs"] > 0
+
+
+def test_the_kernel_benchmark_compares_the_implementations_with_torch_and_the_ceilings(tiny_folder, tmp_path):
+    sizes = ["--rows", "3", "--context", "40", "--prompt", "24", "--only", "linear, head"]
+    one, three = bench(tiny_folder, tmp_path, "kernels", *sizes)["rows"]
+    assert [one["shape"], three["shape"]] == ["1 × 64 → 300", "3 × 64 → 300"]
+    assert one["GFLOP/s"] == pytest.approx(2 * 64 * 300 / one["cpu µs"] / 1e3)
+    assert one["GB/s"] == pytest.approx((64 * 300 + 64 + 300) * 4 / one["cpu µs"] / 1e3)
+    for row in (one, three):
+        assert row["reference / cpu"] == pytest.approx(row["reference µs"] / row["cpu µs"]) and row["torch µs"] > 0
+
+
+def test_the_kernel_benchmark_runs_every_operation_and_all_implementations_agree(tiny_folder):
+    """Every implementation of a case, torch's too, computes the same; so the ratio is of the same work."""
+    with Engine(str(tiny_folder), dtype="float32", num_blocks=2) as engine:
+        spec = engine.info.spec
+    kernels, seen = {name: resolve(name) for name in ("reference", "cpu")}, set()
+    for case in cases(kernels, Shapes.of(spec, str(tiny_folder), (3, 40, 24))):
+        answers = [
+            run() for name, run in case.runs.items() if not (name == "torch" and case.name == "sample, temperature")
+        ]
+        seen.add(case.name.split(",")[0])
+        if case.name == "add_rms_norm" or any(answer is None for answer in answers):
+            continue  # in place
+        tensors = [torch.stack(answer) if isinstance(answer, tuple) else answer for answer in answers]
+        if case.name.startswith("paged_attention"):  # torch gives [rows, heads, queries, d]
+            tensors = [t.transpose(1, 2).flatten(0, 1) if t.dim() == 4 else t for t in tensors]
+        for other in tensors[1:]:
+            assert torch.allclose(other.double(), tensors[0].double(), atol=2e-4), case.name
+    assert seen == set(OPERATIONS) - {"page_layout", "pack_linear"}
