@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 
     from kvscope.engine.bench import add_parser as add_bench
 
-    add_bench(commands)
+    from .bench_plot import add_parser as add_plot
+
+    add_plot(add_bench(commands))
     return parser
 
 

@@ -21,9 +21,11 @@ HATCHES = ("", "//", "..", "xx", "--")  # what differs in hue differs in texture
 def new_figure(title: str, *, height: float = 3.2, x_label: str = "", y_label: str = "") -> tuple[Figure, Axes]:
     """An empty figure of notebook width on a light ground, whatever the theme of the page around it."""
     import matplotlib.pyplot as plt
+    from IPython import get_ipython
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-    set_matplotlib_formats("svg")
+    if get_ipython() is not None:
+        set_matplotlib_formats("svg")
     figure, axes = plt.subplots(figsize=(9, height), layout="constrained", facecolor=LIGHT.panel)
     axes.set_facecolor(LIGHT.panel)
     axes.set_title(title, loc="left", color=LIGHT.ink, fontsize=13)
@@ -53,6 +55,27 @@ def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], *, x_label
             left[bar] += value
     axes.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
+    return figure
+
+
+def grouped_bars(title: str, groups: Mapping[str, Mapping[str, float]], *, x_label: str, log: bool = False) -> Figure:
+    """Horizontal bars, one for each name in a group, groups from top to bottom; a group may lack some of the names."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    figure, axes = new_figure(title, height=1.4 + len(groups) * (0.2 + 0.22 * len(names)), x_label=x_label)
+    thick = 0.8 / max(1, len(names))
+    for i, name in enumerate(names):
+        at = [y + (i - (len(names) - 1) / 2) * thick for y, group in enumerate(groups.values()) if name in group]
+        values = [group[name] for group in groups.values() if name in group]
+        bars = axes.barh(at, values, height=thick, color=OWNER_HUES[i % len(OWNER_HUES)], hatch=HATCHES[i % len(HATCHES)],
+                         edgecolor=LIGHT.ink, linewidth=0.6, label=name)  # fmt: skip
+        axes.bar_label(bars, [f"{value:,.4g}" for value in values], padding=3, color=LIGHT.ink, fontsize=9)
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    if log:
+        axes.set_xscale("log")
+    if len(names) > 1:
+        figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
     return figure
 
 
