@@ -302,7 +302,9 @@ class Driver:
     def _record(self, core: EngineCore, info: EngineFacts, config: EngineConfig) -> Tape:
         tape = self._tape()
         if tape is None or tape.fault is not None:
-            tape = Tape(core, self.registry, state=self.state, info=info, config=config, decode_token=self.token_text)
+            decode = (lambda token_ids: "") if self._decoder is None else self._decoder.decode
+            texts = {"decode": decode, "decode_token": self.token_text}
+            tape = Tape(core, self.registry, state=self.state, info=info, config=config, **texts)
             self._tape = weakref.ref(tape)
         return tape
 

@@ -6,6 +6,7 @@ tables are independent; within a table later rows win.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -66,7 +67,14 @@ STATUSES = ("waiting", "running", "preempted", "finished", "cancelled", "failed"
 KINDS, CAUSES = tuple(EventKind), tuple(Cause)
 KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 CAUSE_CODE = {cause: code for code, cause in enumerate(CAUSES)}
-TOTALS = ("used_blocks", "evictions", "preemptions", "swaps", "copies")  # of `Delta.totals`; the last four only grow
+# Of `Delta.totals`, each the sum of counters; all but the first only grow.
+TOTALS = {
+    "used_blocks": ("kvscope:num_blocks_used",),
+    "evictions": ("kvscope:blocks_evicted_total",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "swaps": ("kvscope:blocks_swapped_out_total", "kvscope:blocks_swapped_in_total"),
+    "copies": ("kvscope:blocks_copied_total",),
+}
 
 
 def empty_blocks(num_blocks: int) -> np.ndarray:
@@ -74,6 +82,12 @@ def empty_blocks(num_blocks: int) -> np.ndarray:
     blocks = np.zeros(num_blocks, BLOCK)
     blocks["computed_for"] = -1
     return blocks
+
+
+def totals_of(counters: Sequence[str]) -> Callable[[Sequence[float]], tuple[int, ...]]:
+    """From the values of all counters to TOTALS."""
+    places = [[counters.index(name) for name in names] for names in TOTALS.values()]
+    return lambda values: tuple(int(sum(values[i] for i in its)) for its in places)
 
 
 class Met:

@@ -65,9 +65,7 @@ class PastRequest:
 
     @property
     def prompt_text(self) -> str:
-        if self._track.prompt is not None:
-            return self._track.prompt
-        return "".join(map(self._recording.decode_token, self._track.prompt_token_ids))
+        return self._recording.prompt_text(self._track)
 
     @property
     def prompt_token_ids(self) -> list[int]:

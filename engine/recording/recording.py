@@ -84,11 +84,12 @@ class Recording:
         requests: dict[int, RequestTrack],
         info: EngineFacts | None,
         config: dict[str, Any],
+        decode: Callable[[list[int]], str],
         decode_token: Callable[[int], str],
         keyframes: Keyframes | None = None,
     ):
         self._base, self._sealed, self._deltas, self._words = base, spans, deltas, words
-        self._requests, self._decode = requests, decode_token
+        self._requests, self._decode, self._decode_token = requests, decode, decode_token
         self.info, self.config = info, config
         self._keyframes = Keyframes() if keyframes is None else keyframes
 
@@ -114,7 +115,7 @@ class Recording:
 
     @property
     def first_step(self) -> int:
-        if self._base.moment >= 0:
+        if self._base.is_known:
             return self._base.step
         return int(self._sealed[0].steps[0]) if self._sealed else self._deltas[0].step
 
@@ -132,7 +133,7 @@ class Recording:
             name: np.concatenate([span.moments[name] for span in self.spans]) for name in ("step", "time", *TOTALS)
         }
         last = np.flatnonzero(np.diff(moments["step"], append=-1))  # of a step with several moments the last counts
-        grown = {name: np.diff(moments[name][last], prepend=moments[name][0]) for name in TOTALS[1:]}
+        grown = {name: np.diff(moments[name][last], prepend=moments[name][0]) for name in list(TOTALS)[1:]}
         return Series(moments["step"][last], moments["time"][last], moments["used_blocks"][last], **grown)
 
     # --- what was ---------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Recording:
         if not self.first_step <= step <= self.last_step:
             raise ValueError(f"step={step}: recorded are steps {self.first_step} to {self.last_step}")
         number, stop = moment_of(self.spans, int(step))
-        return self.spans[number].first + stop - 1 if self.spans and stop else self._base.moment
+        return self.spans[number].first + stop - 1 if stop else self._base.moment
 
     def moment_state(self, moment: int) -> State:
         """The state at a moment, the caller's own."""
@@ -195,7 +196,11 @@ class Recording:
 
     def decode_token(self, token_id: int) -> str:
         """One token as it reads inside a text, as Engine.decode_token."""
-        return self._decode(token_id)
+        return self._decode_token(token_id)
+
+    def prompt_text(self, track: RequestTrack) -> str:
+        """A request's prompt as text; one of token ids is decoded."""
+        return self._decode(track.prompt_token_ids) if track.prompt_text is None else track.prompt_text
 
     def at(self, step: int) -> Moment:
         """This recording at one step, with the face of an engine. Raises ValueError as `state_at`."""

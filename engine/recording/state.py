@@ -14,7 +14,7 @@ from ..blocked import Blocked
 from ..events import Cause
 from ..kvcache.eviction import STRATEGIES
 from ..snapshot import EngineSnapshot, RequestState
-from .delta import BEHIND, CAUSES, LEADS, RUNS, STATES, STATUSES, Met
+from .delta import BEHIND, CAUSES, LEADS, RUNS, STATES, STATUSES, Met, empty_blocks
 from .span import Span
 
 
@@ -63,14 +63,16 @@ class _Sequence:
 
 
 class State:
-    """The state at one moment. `blocks`: BLOCK [num_blocks]; `sequences`: those that are shown, by number."""
+    """The state at one moment; new, an engine in which nothing has happened yet. `blocks`: BLOCK [num_blocks]; `sequences`:
+    those that are shown, by number."""
 
     def __init__(self, facts: Facts):
         self.facts = facts
         self.moment = -1  # counted from the start of the recording
+        self.is_known = False  # False: nothing was rolled into it yet, and it shows no moment
         self.step, self.time, self.state = 0, 0.0, 0
         self.leader = -1
-        self.blocks: np.ndarray
+        self.blocks = empty_blocks(facts.num_blocks)
         self.sequences: dict[int, _Sequence] = {}
         self.line: list[int] = []
         self.counters = np.zeros(len(facts.counters))
@@ -97,7 +99,7 @@ class State:
         self._roll_sequences(span, start, stop)
         self.counters[span.part("counters", start, stop)[:, 0]] = span.part("counter_values", start, stop)[:, 0]
         at = stop - 1
-        self.moment = span.first + at
+        self.moment, self.is_known = span.first + at, True
         self.step, self.time = int(span.steps[at]), float(span.moments["time"][at])
         self.state, self.leader = int(span.moments["state"][at]), int(span.moments["leader"][at])
 

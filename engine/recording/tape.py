@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Event
 from ..info import EngineFacts
-from .delta import Delta, empty_blocks
+from .delta import Delta, totals_of
 from .recording import Keyframes, Recording
 from .span import Span
 from .state import State
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 SPAN = 64  # moments that become columns together
 MAX_BYTES = 16 << 20  # of columns and of the texts of requests that are over; some 10,000 steps with 16 sequences
-_TOTALS = ("kvscope:blocks_evicted_total", "vllm:num_preemptions_total", "kvscope:blocks_swapped_out_total",
-           "kvscope:blocks_swapped_in_total", "kvscope:blocks_copied_total")  # fmt: skip
 
 
 class Tape:
@@ -46,13 +44,15 @@ class Tape:
         state: str = "running",
         info: EngineFacts | None = None,
         config: EngineConfig | None = None,
+        decode: Callable[[list[int]], str] = lambda token_ids: "",  # of a whole text
         decode_token: Callable[[int], str] = str,
         max_bytes: int = MAX_BYTES,
     ):
         self._lock = threading.Lock()
         self._core: EngineCore | None = core
         self._registry = registry
-        self._info, self._config, self._decode = info, _plain(config), decode_token
+        self._info, self._config = info, _plain(config)
+        self._decode, self._decode_token = decode, decode_token
         self.max_bytes = max_bytes
         self.fault: Exception | None = None  # why nothing is recorded any more
         self._blocks, self._sequences, self._texts = BlockWatch(core.tables.pool), SequenceWatch(core), Texts()
@@ -60,9 +60,8 @@ class Tape:
         self._ended_bytes = 0  # of texts that ended in the moments at hand
         facts = facts_of(core)
         self._base = State(facts)
-        self._base.blocks = empty_blocks(facts.num_blocks)
         self._counters: list[float] = [0.0] * len(facts.counters)
-        self._totals = [facts.counters.index(name) for name in _TOTALS]
+        self._totals_of = totals_of(facts.counters)
         self._spans: list[Span] = []
         self._bytes: list[int] = []  # of each span, with the texts that end in it
         self._deltas: list[Delta] = []
@@ -138,8 +137,7 @@ class Tape:
                 delta.counters.append(i)
                 delta.counter_values.append(value)
         self._counters = values
-        evicted, preempted, swapped_out, swapped_in, copied = (int(values[i]) for i in self._totals)
-        delta.totals = (core.tables.pool.num_used, evicted, preempted, swapped_out + swapped_in, copied)
+        delta.totals = self._totals_of(values)
 
     def _seal(self) -> None:
         """The moments at hand become columns; the oldest columns go where there are too many."""
@@ -169,7 +167,8 @@ class Tape:
                 requests=self._texts.view(),
                 info=self._info,
                 config=self._config,
-                decode_token=self._decode,
+                decode=self._decode,
+                decode_token=self._decode_token,
                 keyframes=self._keyframes,
             )
 

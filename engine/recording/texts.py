@@ -87,14 +87,17 @@ class SampleTrack:
 
 class BeamTrack:
     """One beam. `changes`: (moment, tokens that stayed, tokens behind them, log-probability). `read(token_ids, stopped)` makes
-    the text, which nobody has made before somebody looks."""
+    the text, which nobody has made before somebody looks; of a file `texts` holds it: (characters that stayed, text behind
+    them) for each change, and `end_text` is that of the end."""
 
-    __slots__ = ("_last", "changes", "end", "index", "read")
+    __slots__ = ("_last", "changes", "end", "end_text", "index", "read", "texts")
 
-    def __init__(self, index: int, read: Callable[[list[int], bool], str]):
+    def __init__(self, index: int, read: Callable[[list[int], bool], str] | None):
         self.index, self.read = index, read
         self.changes: list[tuple[int, int, list[int], float | None]] = []
+        self.texts: list[tuple[int, str]] = []
         self.end: End | None = None
+        self.end_text = ""
         self._last: list[int] = []
 
     def follow(self, beam: BeamRecord, moment: int) -> None:
@@ -107,22 +110,30 @@ class BeamTrack:
             self.end = (moment, beam.finish_reason, beam.stop_reason)
 
     def at(self, moment: int) -> CompletionOutput:
+        count = bisect_right(self.changes, moment, key=lambda change: change[0])
         token_ids: list[int] = []
-        logprob = None
-        for when, same, rest, its_logprob in self.changes:
-            if when > moment:
-                break
+        for _, same, rest, _ in self.changes[:count]:
             token_ids[same:] = rest
-            logprob = its_logprob
         reason, stop = _end_at(self.end, moment)
         return CompletionOutput(
             index=self.index,
-            text=self.read(token_ids, reason == "stop"),
+            text=self.text_of(token_ids, count, reason),
             token_ids=token_ids,
-            cumulative_logprob=logprob,
+            cumulative_logprob=self.changes[count - 1][3] if count else None,
             finish_reason=reason,
             stop_reason=stop,
         )
+
+    def text_of(self, token_ids: list[int], count: int, reason: str | None = None) -> str:
+        """After `count` changes, which gave these tokens; `reason`: why it ended."""
+        if self.read is not None:
+            return self.read(token_ids, reason == "stop")
+        if reason is not None:
+            return self.end_text
+        text = ""
+        for same, rest in self.texts[:count]:
+            text = text[:same] + rest
+        return text
 
     @property
     def num_tokens(self) -> int:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = tuple[tuple[str, ...], tuple[bool, ...]]  # names, and which of them are whole numbers
 
 
 class Words:
     """Gives each set of names, in order and with whether each number is whole, a number of its own: its shape. Only grows."""
 
-    def __init__(self, shapes: list[tuple[tuple[str, ...], tuple[bool, ...]]] | None = None):
-        self.shapes = [] if shapes is None else shapes  # (names, which of them are whole numbers)
+    def __init__(self, shapes: list[Shape] | None = None):
+        self.shapes = [] if shapes is None else shapes
         self._shape_of = {shape: i for i, shape in enumerate(self.shapes)}
 
     def shape_of(self, numbers: Mapping[str, Any]) -> tuple[int, list]:
         """(shape, values)."""
         values = list(numbers.values())
-        shape = (tuple(numbers), tuple([not isinstance(value, float) for value in values]))
+        return self.number_of((tuple(numbers), tuple([not isinstance(value, float) for value in values]))), values
+
+    def number_of(self, shape: Shape) -> int:
         number = self._shape_of.get(shape)
         if number is None:
             number = self._shape_of[shape] = len(self.shapes)
             self.shapes.append(shape)
-        return number, values
+        return number
 
     def named(self, shape: int, values: list[float]) -> dict[str, Any]:
         """What `shape_of` was given."""
