@@ -16,7 +16,7 @@ from ..info import EngineFacts
 from . import archive, texts_file
 from .archive import Damaged
 from .check import check
-from .delta import BLOCK, CAUSES, KINDS, STATES, STATUSES, TABLES, Delta, Met, empty_blocks, totals_of
+from .delta import BLOCK, CAUSES, KINDS, STATES, STATUSES, TABLES, Delta, Met, empty_blocks
 from .recording import Recording
 from .span import MOMENT, Span
 from .state import Facts, State
@@ -69,16 +69,17 @@ def read(path: Path) -> Recording:
     """Raises ValueError with a sentence for whatever is wrong with the file, and FileNotFoundError."""
     try:
         page, arrays = archive.read(path, KIND)
-        version = page.get("version")
-        if type(version) is not int or version != VERSION:
-            raise ValueError(
-                f"{path}: was written by another version of kvscope (format {version}; this one reads {VERSION})"
-            )
+    except Damaged as error:
+        raise ValueError(f"{path}: this recording is damaged: {error}") from None
+    version = page.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"{path}: is a recording of format {version}, and this kvscope reads format {VERSION}")
+    try:
         return _recording(page, arrays)
     except Damaged as error:
         raise ValueError(f"{path}: this recording is damaged: {error}") from None
-    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, AssertionError) as error:
-        raise ValueError(f"{path}: this recording is damaged: {type(error).__name__} {error}") from None
+    except Exception as error:  # whatever else a page may hold that nobody has written
+        raise ValueError(f"{path}: this recording is damaged: {type(error).__name__}: {error}") from None
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def _delta_of(state: State, first_event: int) -> Delta:
     delta.leader, delta.first_event = state.leader, first_event
     delta.has_line, delta.line = True, list(state.line)
     delta.counters, delta.counter_values = list(range(len(state.counters))), state.counters.tolist()
-    delta.totals = totals_of(facts.counters)(delta.counter_values)
+    delta.totals = state.totals
     for no, sequence in state.sequences.items():
         delta.met.append(sequence.met)
         delta.progress += (no, sequence.computed, sequence.tokens)

@@ -38,11 +38,11 @@ class Series:
 
     steps: np.ndarray  # int32, ascending
     time: np.ndarray  # float64, seconds, time.monotonic() of the engine's process
-    used_blocks: np.ndarray  # int64: blocks with a reader at the end of the step
-    evictions: np.ndarray  # int64: cached blocks that lost their text to someone who needed room
-    preemptions: np.ndarray  # int64: samples that lost their blocks
-    swaps: np.ndarray  # int64: blocks moved to host memory or back
-    copies: np.ndarray  # int64: blocks copied on write
+    used_blocks: np.ndarray  # int32: blocks with a reader at the end of the step
+    evictions: np.ndarray  # int32: cached blocks that lost their text to someone who needed room
+    preemptions: np.ndarray  # int32: samples that lost their blocks
+    swaps: np.ndarray  # int32: blocks moved to host memory or back
+    copies: np.ndarray  # int32: blocks copied on write
 
 
 class Keyframes:
@@ -129,12 +129,19 @@ class Recording:
 
     @cached_property
     def series(self) -> Series:
+        names = ("step", "time", *TOTALS)
+        base = dict(zip(names, (self._base.step, self._base.time, *self._base.totals), strict=True))
         moments = {
-            name: np.concatenate([span.moments[name] for span in self.spans]) for name in ("step", "time", *TOTALS)
+            name: np.concatenate(
+                [[base[name]] if self._base.is_known else [], *(span.moments[name] for span in self.spans)]
+            )
+            for name in names
         }
         last = np.flatnonzero(np.diff(moments["step"], append=-1))  # of a step with several moments the last counts
         grown = {name: np.diff(moments[name][last], prepend=moments[name][0]) for name in list(TOTALS)[1:]}
-        return Series(moments["step"][last], moments["time"][last], moments["used_blocks"][last], **grown)
+        counts = {name: value.astype(np.int32) for name, value in grown.items()}
+        steps, used = (moments[name][last].astype(np.int32) for name in ("step", "used_blocks"))
+        return Series(steps, moments["time"][last], used, **counts)
 
     # --- what was ---------------------------------------------------------------------------------------------------
 

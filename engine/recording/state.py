@@ -14,7 +14,7 @@ from ..blocked import Blocked
 from ..events import Cause
 from ..kvcache.eviction import STRATEGIES
 from ..snapshot import EngineSnapshot, RequestState
-from .delta import BEHIND, CAUSES, LEADS, RUNS, STATES, STATUSES, Met, empty_blocks
+from .delta import BEHIND, CAUSES, LEADS, RUNS, STATES, STATUSES, Met, empty_blocks, totals_of
 from .span import Span
 
 
@@ -87,6 +87,11 @@ class State:
     @property
     def nbytes(self) -> int:
         return self.blocks.nbytes + sum(200 + 4 * sum(map(len, s.tables)) for s in self.sequences.values())
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """As the columns of TOTALS."""
+        return totals_of(self.facts.counters)(self.counters.tolist())
 
     # --- forward --------------------------------------------------------------------------------------------------
 

@@ -148,6 +148,7 @@ class RequestTrack:
         "label",
         "prompt",
         "prompt_logprobs",
+        "prompt_text",
         "prompt_token_ids",
         "request_id",
         "samples",
@@ -156,6 +157,7 @@ class RequestTrack:
 
     def __init__(self, request_id: int, prompt: str | None, prompt_token_ids: list[int], label: str):
         self.request_id = request_id
+        self.prompt_text = prompt  # None: its token ids are to be decoded
         self.prompt, self.prompt_token_ids, self.label = prompt, prompt_token_ids, label
         self.samples: list[SampleTrack | BeamTrack] = []
         self.standings: list[Standing] = []
