@@ -36,6 +36,7 @@ NAMES: dict[str, tuple[str, frozenset[EventKind]]] = {
     ),
 }
 _CHANGES = frozenset().union(*(kinds for _, kinds in NAMES.values())) | {EventKind.RESUMED}
+NAMES["event"] = ("something worth a look happened", _CHANGES)
 
 
 @dataclass(frozen=True)

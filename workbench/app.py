@@ -127,6 +127,7 @@ class Session:
             if time.monotonic() < next_tick or not self.screen.due(time.monotonic()):
                 return
             begun = time.thread_time()
+            self.pace.share = self.workbench._cpu_share()
             with self.workbench._lock, hold(document):
                 self.screen.update(self.workbench._tick_now(), self.workbench._status())
             now = time.monotonic()

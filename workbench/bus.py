@@ -9,7 +9,8 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | data-do="run" | ["do", "run"] |
 | data-tab, data-table, data-filter, data-sample | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
-| a menu with data-label | ["label", its value] |
+| a menu with data-label, data-pace, data-speed | ["label" …, its value]; ["until", kind] where that is what was chosen |
+| a tap or a drag on the player's track | ["goto", step] |
 | data-send inside data-form | [its value or "submit", {field: text}] |
 | a slider with data-rate | ["rate", its value] |
 | keys | the same messages as the buttons |
@@ -104,6 +105,12 @@ function attach(el) {
   el.addEventListener("input", (event) => {                  // of all form events the one that leaves a shadow root
     const at = event.composedPath()[0];
     if (at.dataset?.label !== undefined) send("label", at.value);
+    if (at.dataset?.speed !== undefined) {
+      if (!at.value.startsWith("until ")) return send("speed", at.value);
+      send("until", at.value.slice(6));
+      at.value = at.dataset.speed;                           // the menu says the speed again
+    }
+    if (at.dataset?.pace !== undefined) send("pace", at.value);
     if (at.dataset?.rate !== undefined) {
       at.nextElementSibling.textContent = at.value;
       send("rate", Number(at.value));
@@ -113,8 +120,8 @@ function attach(el) {
     const fields = [...form.querySelectorAll("[name]")].map((field) => [field.name, field.value]);
     send(kind, Object.fromEntries(fields));
   };
-  const keys = {" ": "toggle", ArrowRight: "step", "[": "previous", "]": "next", Escape: "clear", t: "tables", r: "room",
-                d: "theme", "?": "help", "/": "prompt"};
+  const keys = {" ": "toggle", ArrowRight: "step", ArrowLeft: "back", Home: "first", End: "now", "[": "previous",
+                "]": "next", Escape: "clear", t: "tables", r: "room", d: "theme", "?": "help", "/": "prompt"};
   el.addEventListener("keydown", (event) => {
     const at = event.composedPath()[0];
     event.stopPropagation();
@@ -128,6 +135,8 @@ function attach(el) {
     if (event.key === "Enter" && at.matches?.("[role=button]")) return at.click();
     const tab = Object.keys(tabs)["123".indexOf(event.key)];
     if (tab && event.key.length === 1) show(tab);
+    else if (event.shiftKey && event.key === "ArrowRight") send("do", "next_event");
+    else if (event.shiftKey && event.key === "ArrowLeft") send("do", "previous_event");
     else if (keys[event.key]) act[keys[event.key]] ? act[keys[event.key]]() : send("do", keys[event.key]);
     else return;
     event.preventDefault();
@@ -159,6 +168,8 @@ function attach(el) {
     beat = Date.now();
     if (pulse.tags[0] !== count + 1) send("resync");          // a change was sent before this page could listen
     count = pulse.tags[0];
+    // What one sees in the past cannot be asked for more.
+    for (const button of inside("[data-form]")?.querySelectorAll("[data-send]") ?? []) button.disabled = pulse.tags[3] === "past";
     if (closed()) fold(false); else measure();
   });
   let gone = 0;
@@ -182,6 +193,15 @@ function attach(el) {
     }
     fold(age < UNFOLD && !closed());
   }, 500);
+}
+"""
+
+
+# On the player's track: a tap, or where a drag is, told ten times a second at most.
+AIM = r"""
+if (Number.isFinite(cb_obj.x)) {
+  bus.aimed = Math.round(cb_obj.x);
+  bus.aims ||= setTimeout(() => { bus.aims = 0; bus.tags = [Date.now() + 0.5, "goto", bus.aimed]; }, 100);
 }
 """
 

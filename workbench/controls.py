@@ -14,6 +14,7 @@ from .arrivals import MIXES, SHAPES
 from .markup import esc, panel_head, plural
 from .scenarios import SCENARIOS, ScenarioRun
 from .selection import TABS
+from .time_commands import TimeCommands
 from .views.base import Selection
 from .views.event_log import FILTERS
 
@@ -105,6 +106,7 @@ class Commands:
     def __init__(self, workbench: Workbench):
         self._wb = workbench
         self._choices = workbench.choices
+        self._time = TimeCommands(workbench)
 
     def run(self, kind: str, *values: Any) -> None:
         """Do what one message asks; unknown messages are ignored, errors are told under the form."""
@@ -120,8 +122,7 @@ class Commands:
 
     def _do(self, what: str) -> None:
         act = {
-            "toggle": self._toggle,
-            "step": self._step,
+            **self._time.acts,
             "clear": lambda: self._wb.select(None),
             "previous": lambda: self._move(-1),
             "next": lambda: self._move(1),
@@ -135,20 +136,18 @@ class Commands:
         if act is not None:
             act()
 
-    def _toggle(self) -> None:
-        if self._wb.engine.state == "running":
-            self._wb.pause()
-        else:
-            self._wb.resume()
+    def _goto(self, step: float) -> None:
+        self._time.goto(float(step))
 
-    def _step(self) -> None:
-        self._wb.pause()
-        self._wb.step()
+    def _until(self, kind: str) -> None:
+        self._time.until(kind)
+
+    def _speed(self, value: str) -> None:
+        self._time.speed(value)
 
     def _move(self, by: int) -> None:
-        live = [
-            r.id for r in self._wb.engine.snapshot().requests if r.status not in ("finished", "cancelled", "failed")
-        ]
+        shown = self._wb.player.source().snapshot()
+        live = [r.id for r in shown.requests if r.status not in ("finished", "cancelled", "failed")]
         self._choices.move(list(dict.fromkeys(live)), by)
 
     def _flip(self, name: str) -> None:
@@ -159,6 +158,7 @@ class Commands:
         self._choices.theme_chosen = True
 
     def _reset(self) -> None:
+        self._time.require_live()
         done = self._wb.engine.reset_prefix_cache()
         self._choices.note = (
             ("ok", "The prefix cache is empty.")
@@ -192,6 +192,7 @@ class Commands:
             self._choices.dark = bool(facts.get("dark"))
 
     def _submit(self, values: dict[str, str]) -> None:
+        self._time.require_live()
         scenario = str(values.get("scenario", ""))
         if scenario:
             run = self._wb.run(scenario)
@@ -203,6 +204,7 @@ class Commands:
         self._choices.note = ("ok", f"{what}{paused}{hint}")
 
     def _traffic(self, values: dict[str, str]) -> None:
+        self._time.require_live()
         traffic = self._wb.traffic(rate=float(values["rate"]), shape=values["shape"], mix=values["mix"])
         paused = " The engine is paused: press Run." if self._wb.engine.state == "paused" else ""
         self._choices.note = (
@@ -214,7 +216,8 @@ class Commands:
         self._wb.change_rate(float(value))
 
 
-_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit", "traffic", "rate"})
+_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit", "traffic", "rate",
+                    "goto", "until", "speed"})  # fmt: skip
 
 
 def _asked(run: ScenarioRun) -> str:

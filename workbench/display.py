@@ -14,7 +14,7 @@ from typing import Any
 
 from .layout import Screen
 from .selection import Choices
-from .viewer import Viewer
+from .viewer import CPU_SHARE, Viewer
 from .views.base import Selection
 from .views.header import Status
 
@@ -50,6 +50,10 @@ class Display:
 
     def _status(self) -> Status:
         raise NotImplementedError
+
+    def _cpu_share(self) -> float:
+        """How much of a CPU its viewer may use now."""
+        return CPU_SHARE
 
     def _engines(self) -> list[Any]:
         """Those whose blocking calls keep the views moving where nothing else does (Colab)."""
@@ -138,6 +142,8 @@ class Display:
     def _on_tick(self) -> None:
         """One tick on the thread that owns the documents. A fault in a view is told on the page and ends no thread."""
         with self._lock:
+            if self._viewer is not None:
+                self._viewer.pace.share = self._cpu_share()
             tick, changed = self._tick_now(), False
             for shown in self._screens:
                 if shown.widget is None or not shown.widget.awake or not shown.screen.due(tick.now):

@@ -7,22 +7,21 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bokeh.document import Document
-from bokeh.events import DocumentReady
+from bokeh.events import DocumentReady, Pan, Tap
 from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
 from . import stylesheet
-from .bus import SLOWEST_PERIOD, script
+from .bus import AIM, SLOWEST_PERIOD, script
 from .controls import form_html, traffic_html
 from .export import twin_html
 from .markup import esc, panel_head, table
 from .selection import TABS, Choices
 from .theme import THEMES, Theme
-from .tick import MOST_EVENTS, MOST_MISSED, Tick
+from .tick import Reader, Tick
 from .viewer import BEAT, PERIOD
 from .views import view_class
 from .views.base import View
@@ -34,7 +33,6 @@ from .views.requests import Requests
 HEADS_EVERY = 0.5  # seconds between refreshes of the panels' sentences while the engine runs
 TABLES_EVERY = 1.0
 SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at its own pace has caught up
-AWAY_SECONDS = 3.0  # a view not drawn for so long may catch up with more than one tick's events
 ROOM = 1.25
 
 
@@ -49,14 +47,11 @@ class Panel:
     twin: Div | None = None
     widths: frozenset[str] = frozenset({"narrow", "medium", "wide"})
     tabs: frozenset[str] = frozenset(TABS)
-    next_index: int = 0
-    seen_at: float = -math.inf
+    reader: Reader = field(default_factory=Reader)
     drawn: dict[str, float] = field(default_factory=dict)
 
     def update(self, tick: Tick, choices: Choices, *, force: bool) -> None:
-        away = tick.now - self.seen_at > AWAY_SECONDS
-        frame, self.next_index = tick.frame(self.next_index, MOST_MISSED if away else MOST_EVENTS)
-        self.seen_at = tick.now
+        frame = self.reader.read(tick, self.view)
         as_table = choices.shows_table(self.name)
         if isinstance(self.view, Output):
             self.view.as_table, self.view.sample = as_table, choices.sample
@@ -116,8 +111,8 @@ class Screen:
         self.period = PERIOD  # seconds between two ticks that its browser can follow
         self._updated_at = 0.0
         self.panels: list[Panel] = []
-        self.header = Header(self._theme, self._sheets)
-        self._header_index = 0
+        self.header = self._make_header()
+        self._header_reader = Reader()
         self.note, self.traffic = self._div(), self._div()
         self._tabs: dict[str, Column] = {}
         self._note_drawn = ("", "")
@@ -125,13 +120,14 @@ class Screen:
         self._asked: tuple | None = None
         self._settled_at = 0.0
         self._beat_at = 0.0
-        self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open"])
+        self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open", "live"])
         self.root = self._page() if not only else self._alone(only)
         self._last_number = 0.0
         self.bus.on_change("tags", lambda _attr, _old, new: self._received(new))
         self._twin = twin
 
     # -- building -----------------------------------------------------------------------------------------------------
+        self._told: Status | None = None
 
     def add_script(self, document: Document) -> None:
         """The page's script runs when `document` is shown; whoever owns it adds `root` to it."""
@@ -144,9 +140,14 @@ class Screen:
             self._div(form_html()), self.note, self.traffic, stylesheets=[self._sheets["panel"], self._place(1)],
             margin=0, spacing=0,
         )  # fmt: skip
+        for event in (Tap, Pan):
+            self.header.scrubber.figure.js_on_event(event, CustomJS(args={"bus": self.bus}, code=AIM))
         watch = self._grid(
             "watch",
             self._column(
+    def _make_header(self) -> Header:
+        return Header(self._theme, self._sheets)
+
                 form,
                 self._panel("requests", self._requests(), order=3, tabs="watch"),
                 self._panel("output", self._output(), order=5, at="narrow", widths=not_wide, tabs="watch"),
@@ -265,23 +266,21 @@ class Screen:
     def update(self, tick: Tick, status: Status, *, everything: bool = False) -> bool:
         """Draw what is new; True when anything was. `everything` draws hidden views as well (for the saved copy)."""
         theme = self._wanted_theme()
-        asked = (tick.asked, theme, repr(self.choices), status, self.width)
+        asked = (tick.asked, theme, repr(self.choices), self.width)
         if asked != self._asked:
             self._asked, self._settled_at = asked, tick.now + SETTLE_SECONDS
-        elif tick.now > self._settled_at and not everything:
+        still = tick.now > self._settled_at and not everything
+        if still and status == self._told:
             if tick.now - self._beat_at >= BEAT:
                 self.beat(tick.now, status.closed)
             return False
-        self._tick, self._updated_at = tick, tick.now
+        self._tick, self._updated_at, self._told = tick, tick.now, status
         if theme != self._theme:
             self._restyle(theme)
-        force = everything or tick.snapshot.state != "running"
-        frame, self._header_index = tick.frame(self._header_index)
-        self.header.update(frame)
-        self.header.show(self.choices, status)
-        for panel in self.panels:
-            if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
-                panel.update(tick, self.choices, force=force)
+        self.header.update(self._header_reader.read(tick, self.header))
+        self.header.show(self.choices, status, tick)
+        if not still:  # else only the head has news: the engine goes on while one looks at the past
+            self._update_panels(tick, everything=everything)
         for name, body in self._tabs.items():
             if body.css_classes != _classes(name == self.choices.tab):
                 body.css_classes = _classes(name == self.choices.tab)
@@ -310,10 +309,18 @@ class Screen:
         """Somebody has clicked: the next tick comes at once."""
         self._updated_at = 0.0
 
+    def _update_panels(self, tick: Tick, *, everything: bool) -> None:
+        force = everything or tick.snapshot.state != "running"
+        for panel in self.panels:
+            if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
+                panel.update(tick, self.choices, force=force)
+
     def beat(self, now: float, closed: bool) -> None:
         """Tell the page that Python lives."""
         self._beat_at = now
-        self.pulse.tags = [int(self.pulse.tags[0]) + 1, self._theme.scale, "closed" if closed else "open"]
+        past = self._told is not None and self._told.at is not None
+        count = int(self.pulse.tags[0]) + 1
+        self.pulse.tags = [count, self._theme.scale, "closed" if closed else "open", "past" if past else "live"]
 
     def _wanted_theme(self) -> Theme:
         return THEMES["dark" if self.choices.dark else "light"].scaled(ROOM if self.choices.room else 1.0)

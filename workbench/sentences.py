@@ -92,13 +92,15 @@ _HIT_SAYS_ENOUGH = (Cause.NEVER_SEEN, Cause.FIRST_DIFFERENCE)  # where a prefix 
 
 
 def lines(events: Sequence[Event], context: Context | None = None) -> list[Story]:
-    """The log of these events, oldest first; evictions of one step merge into one line."""
+    """The log of these events, oldest first; evictions of one step merge into one line. `context` learns them on the way, so
+    that an old event is worded as it was when it was new."""
     context = context or Context()
     told: list[Story] = []
-    evictions: dict[int, list[Event]] = {}
+    evictions: dict[int, tuple[int, list[Event]]] = {}  # by step: which line tells them
     hit_or_miss = {(e.step, e.request_id) for e in events if e.kind in _SAYS_ADMITTED}
     hits = {(e.step, e.request_id) for e in events if e.kind is EventKind.CACHE_HIT}
     for event in events:
+        context.learn((event,))
         if event.kind not in _RANK:
             continue
         if event.kind is EventKind.ADMITTED and (event.step, event.request_id) in hit_or_miss:
@@ -112,15 +114,12 @@ def lines(events: Sequence[Event], context: Context | None = None) -> list[Story
         if event.kind is EventKind.EVICTED:
             if event.cause is Cause.CACHE_RESET:
                 continue  # the reset itself is told
-            merged = evictions.setdefault(event.step, [])
+            place, merged = evictions.setdefault(event.step, (len(told), []))
             merged.append(event)
             if len(merged) > 1:
+                told[place] = Story(*evicted_together(merged, context), event.kind, event.step, tuple(merged))
                 continue
         told.append(Story(*sentence(event, context), event.kind, event.step, (event,)))
-    for i, line in enumerate(told):
-        merged = evictions.get(line.step, ())
-        if line.kind is EventKind.EVICTED and len(merged) > 1:
-            told[i] = Story(*evicted_together(merged, context), line.kind, line.step, tuple(merged))
     return told
 
 

@@ -45,7 +45,7 @@ class StoryLine:
     def update(self, frame: Frame) -> None:
         if self._was_running is None:  # a page that opens on a paused engine tells its newest step, not its past
             self._was_running = frame.running
-        self._context.learn(frame.events, frame.snapshot)
+        self._context.learn(snapshot=frame.snapshot)
         self._untold += frame.events
         if len(self._untold) > _MEMORY:
             del self._untold[:-_MEMORY]
@@ -69,12 +69,17 @@ class StoryLine:
         self._was_running = frame.running
 
     @property
+    def quiet(self) -> bool:
+        """Nothing has happened yet."""
+        return self._told is None
+
+    @property
     def text(self) -> str:
         return self._told.headline if self._told else "Nothing is running yet."
 
     @property
     def consequence(self) -> str:
-        return self._told.consequence if self._told else "Write a prompt, or choose a scenario, and press Submit."
+        return self._told.consequence if self._told else "Choose a scenario and press Submit, or play the recorded demo."
 
     @property
     def others(self) -> int:

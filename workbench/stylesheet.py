@@ -106,7 +106,7 @@ select,input,textarea{padding:4px 8px;width:100%} textarea{resize:vertical;line-
 .facts{color:var(--muted);font-size:14.5px;line-height:1.35;flex:1 1 420px;min-width:0} .facts b{color:var(--ink);font-weight:600} .facts span{white-space:nowrap}
 .facts span:not(:last-child)::after{content:"·";margin:0 4px 0 7px;color:var(--line2)}
 .spacer{flex:1} .acts button{margin-left:5px;padding:3px 10px}
-.btns{display:flex;gap:6px;align-items:center}
+.btns{display:flex;gap:6px;align-items:center} .btns select{width:auto;padding:4px 6px}
 .stepno{font-size:15px;white-space:nowrap;text-align:right;line-height:1.25;min-width:176px} .stepno b{font-size:19px;font-variant-numeric:tabular-nums}
 .stepno small{display:block;color:var(--muted);font-size:13px}
 .state{display:inline-flex;align-items:center;gap:6px;font-weight:600}
@@ -184,3 +184,4 @@ kbd{font:600 12.5px var(--mono);border:1px solid var(--line2);border-radius:4px;
 @container kv (min-width:{WIDE}px){{.say{{min-height:56px}}}}
 @media (prefers-reduced-motion:no-preference){{.caret{{animation:b 1.1s steps(2,start) infinite}} @keyframes b{{to{{visibility:hidden}}}}}}"""
 )
+.banner.past{border-color:var(--accent);background:var(--accent-soft)} .banner .primary{white-space:nowrap}

@@ -6,26 +6,41 @@ are read once for each place in the log that a view has reached.
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import EngineSnapshot
 
 from .theme import OwnerSlots
-from .views.base import Frame, Selection
+from .views.base import Frame, Selection, View
+
+if TYPE_CHECKING:
+    from .recorder import Recording
 
 MOST_EVENTS = 1000  # a tick of a view that follows: what a very small model does in a tenth of a second
-MOST_MISSED = 20_000  # when a view is seen again after a while
+MOST_MISSED = 20_000  # when a view is seen again after a while, or time has jumped
+AWAY_SECONDS = 3.0  # a view not drawn for so long may catch up with more than one tick's events
 
 
 class Tick:
-    """`engine` is whatever has `events`, `snapshot()`, `handles()`, `decode_token()`, `info` and `state`."""
+    """`engine` is whatever has `events`, `snapshot()`, `handles()`, `decode_token()`, `info` and `state`: an engine, or a
+    `Moment` of a recording. `origin` differs where another recording is shown; `recording` is what the player's track draws."""
 
-    def __init__(self, engine: Any, selection: Selection | None, slots: OwnerSlots):
+    def __init__(
+        self,
+        engine: Any,
+        selection: Selection | None,
+        slots: OwnerSlots,
+        *,
+        origin: int = 0,
+        recording: Recording | None = None,
+    ):
         self._engine, self._selection, self._slots = engine, selection, slots
+        self.origin, self.recording = origin, recording
         self.now = time.monotonic()
-        self.asked = (engine.events.next_index, engine.state)  # differs exactly when something has happened
+        self.asked = (origin, engine.events.next_index, engine.state)  # differs exactly when something has happened
         self._snapshot: EngineSnapshot | None = None
         self._frames: dict[tuple[int, int], tuple[Frame, int]] = {}
         self._handles: dict[int, Any] | None = None
@@ -65,3 +80,26 @@ class Tick:
 
     def decode(self, token_id: int) -> str:
         return self._engine.decode_token(token_id)
+
+
+class Reader:
+    """How far a view has read the log. `read` gives it its next frame; where time went back, or another recording is
+    shown, the view is reset first and gets everything from the start."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self._at = (0, 0)  # origin, step
+        self._read_at = -math.inf
+        self._ran = False
+
+    def read(self, tick: Tick, view: View) -> Frame:
+        snapshot = tick.snapshot
+        origin, step = self._at
+        if tick.origin != origin or snapshot.step < step:
+            view.reset()
+            self.next_index = 0
+        runs = snapshot.state == "running"
+        follows = runs and self._ran and tick.now - self._read_at <= AWAY_SECONDS
+        frame, self.next_index = tick.frame(self.next_index, MOST_EVENTS if follows else MOST_MISSED)
+        self._at, self._read_at, self._ran = (tick.origin, snapshot.step), tick.now, runs
+        return frame

@@ -18,6 +18,7 @@ from typing import Any
 
 PERIOD = 0.1  # seconds between two ticks at best
 CPU_SHARE = 0.02
+STILL_SHARE = 0.25  # while no engine steps: there is nobody to disturb, and a recording should play smoothly
 BURST = 0.25  # CPU seconds that may be saved up, for a tab change or a saved copy
 BEAT = 1.0  # while a tick waits for its budget, the page is told at least this often that Python lives
 
@@ -32,17 +33,17 @@ class Pace:
     """
 
     def __init__(self, share: float = CPU_SHARE):
-        self._share = share
+        self.share = share
         self._budget = BURST
         self._at: float | None = None
 
     def spent(self, cpu_seconds: float, now: float) -> float:
         """Draw on the budget; seconds to wait."""
         if self._at is not None:
-            self._budget = min(BURST, self._budget + (now - self._at) * self._share)
+            self._budget = min(BURST, self._budget + (now - self._at) * self.share)
         self._at = now
         self._budget -= cpu_seconds
-        return max(PERIOD, -self._budget / self._share)
+        return max(PERIOD, -self._budget / self.share)
 
 
 class Viewer:

@@ -10,20 +10,29 @@ closes it too. Commands from the page run on the viewer's thread, methods on the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from kvscope.engine.breakpoint import MAX_STEPS
+from kvscope.engine.events import Event
+from kvscope.engine.snapshot import EngineSnapshot
 
 from .asking import ask, params_of
 from .controls import Commands
 from .display import Display
 from .feeder import Feeder
 from .layout import Screen
+from .player import Player
+from .recorder import Recorder, Recording, Replay
 from .scenarios import Scenario, ScenarioRun, scenario
 from .selection import Choices, parse
 from .sentences import Context, lines
 from .theme import OwnerSlots
 from .tick import Tick
 from .traffic import Traffic
+from .viewer import CPU_SHARE, STILL_SHARE
 from .views.base import Selection
 from .views.header import Status
 from .views_of import Views
@@ -32,8 +41,8 @@ from .views_of import Views
 class Workbench(Display):
     """`engine`: an Engine, or what `Engine` takes; `options` are then EngineConfig's fields.
 
-    Attributes: `engine`, `choices` (what is selected and how it is shown), `views` (each view alone:
-    `wb.views.block_map`).
+    Attributes: `engine`, `choices` (what is selected and how it is shown), `player` (where in time all views stand),
+    `views` (each view alone: `wb.views.block_map`).
     """
 
     def __init__(self, engine: Any = "default", **options: Any):
@@ -47,8 +56,15 @@ class Workbench(Display):
             raise TypeError(f"{', '.join(options)}: options are for an engine that Workbench makes; this one exists")
         self.engine = engine
         self.choices = Choices()
+        self._recorder = None if engine.state == "stopped" else Recorder(engine)
+        shown = engine.recording if isinstance(engine, Replay) else None
+        self.player = Player(None if shown else engine, self._record, shown=shown)
         self.views = Views(self)
-        self._slots = OwnerSlots()
+        self._slots = {
+            True: OwnerSlots(),
+            False: OwnerSlots(),
+        }  # of a recording shown in the engine's place; of the engine
+        self._last_index = 0
         self._feeders: list[Feeder] = []
         self._traffic: Traffic | None = None
         self._commands = Commands(self)
@@ -113,6 +129,76 @@ class Workbench(Display):
             raise ValueError(f"n={n!r}: must be a number of steps, at least 1")
         return [self.engine.step() for _ in range(n)]
 
+    def run_until(
+        self, kind: str | None = None, *, request: Any = None, step: int | None = None, max_steps: int = MAX_STEPS
+    ) -> Event:
+        """Go on and pause by itself after the very step that is named: "eviction", "preemption", "copy", "finish", …; the
+        next change of a request (its handle or number); or a step. Returns the event. `Engine.run_until` says the rest."""
+        number = getattr(request, "request_id", request)
+        return self.engine.run_until(kind, request=number, step=step, max_steps=max_steps)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _record(self) -> Recording | None:
+        """What was recorded of the engine so far."""
+        return None if self._recorder is None else self._recorder.recording
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded up to now, or the recording that is shown. Never changes. Raises RuntimeError where there is none."""
+        recording = self.player.recording
+        if recording is None:
+            raise RuntimeError("nothing was recorded: the engine was closed before this workbench came to it")
+        return recording
+
+    def state_at(self, step: int) -> EngineSnapshot:
+        """The snapshot of the end of a recorded step, equal to what `engine.snapshot()` gave before the next one began. Raises
+        ValueError, naming the steps that there are, for any other."""
+        return self._up_to_now().state_at(step)
+
+    def save(self, path: str | Path) -> Path:
+        """Write what was recorded up to now to one file, which `Workbench.replay` and `kvscope replay` show anywhere, with no
+        model. The engine may go on meanwhile."""
+        return self._up_to_now().save(path)
+
+    @classmethod
+    def replay(cls, recording: str | Path | Recording) -> Workbench:
+        """A workbench on a recording: a file that `save` wrote, or "demo". It has no engine, so nothing can be submitted."""
+        shown = recording if isinstance(recording, Recording) else Recording.load(recording)
+        return cls(Replay(shown))
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether there is only a recording, and no engine."""
+        return isinstance(self.engine, Replay)
+
+    def _up_to_now(self) -> Recording:
+        if self._recorder is not None and not self.player.shows_file:
+            return self._recorder.catch_up()
+        return self.recording
+
+    @property
+    def looking_at(self) -> int | None:
+        """The step at which all views stand; None: live."""
+        return self.player.at
+
+    def goto(self, step: int) -> int:
+        """Look at the end of a recorded step, in all views; the engine may go on. ValueError names the steps there are."""
+        return self.player.goto(step)
+
+    def back(self, n: int = 1) -> int:
+        """`n` steps back from where one looks, at most to the first recorded one; returns the step."""
+        return self.player.back(n)
+
+    def now(self) -> None:
+        """Back to live; in a recording, to its last step."""
+        self.player.now()
+
+    def play_demo(self) -> None:
+        """Show the recording that came with kvscope in the engine's place, from its start. `player.leave()` goes back."""
+        self.player.show(Recording.load("demo"), time.monotonic())
+        self.select(None)
+
     def select(self, target: Selection | int | str | None = None, *, block: int | None = None) -> None:
         """Highlight one request (`select(3)`) or block (`select(block=41)`) in every view; `select(None)` clears."""
         self.choices.selection = parse(target, block=block)
@@ -136,12 +222,28 @@ class Workbench(Display):
     # -- ticks --------------------------------------------------------------------------------------------------------
 
     def _tick_now(self) -> Tick:
-        return Tick(self.engine, self.choices.selection, self._slots)
+        player = self.player
+        player.advance(time.monotonic())
+        source, slots = player.source(), self._slots[player.shows_file]
+        return Tick(source, self.choices.selection, slots, origin=player.origin, recording=player.recording)
 
     def _status(self) -> Status:
         traffic = self._traffic
         told = ("", False) if traffic is None else (traffic.summary(), traffic.running)
-        return Status(error=self._error[0], traceback=self._error[1], closed=self._closed, traffic=told)
+        player, error = self.player, self._error
+        recording = player.recording
+        return Status(
+            at=player.at,
+            newest=0 if recording is None else recording.last_step,
+            engine=self.engine.state if player.has_engine else "",
+            file=_title(recording) if recording is not None and player.shows_file else "",
+            playing=player.playing,
+            speed=self.engine.steps_per_second if player.has_engine else player.speed,
+            error=error[0],
+            traceback=error[1],
+            closed=self._closed,
+            traffic=told,
+        )
 
     def _make_screen(self, on_message: Callable[..., None], **options: Any) -> Screen:
         return Screen(self.choices, on_message, **options)
@@ -151,10 +253,19 @@ class Workbench(Display):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
+    def _cpu_share(self) -> float:
+        before, self._last_index = self._last_index, self.engine.events.next_index
+        return CPU_SHARE if self._last_index != before else STILL_SHARE
+
     def _end(self) -> None:
+        if self.player.can_leave:
+            self.player.leave()
+        self.player.now()  # what stays in the notebook is the newest state
         self.stop_traffic()
         for feeder in self._feeders:
             feeder.stop(wait=True)
+        if self._recorder is not None:
+            self._recorder.stop()
 
     def _end_engines(self) -> None:
         if self._owns_engine:
@@ -166,3 +277,9 @@ class Workbench(Display):
             f"<Workbench {info.model_name}: {self.engine.state}, {info.num_blocks} blocks of {info.block_size}, "
             f"{len(self._screens)} displays>"
         )
+
+
+def _title(recording: Recording) -> str:
+    """What a recording is of, for the banner."""
+    info = recording.info
+    return "a run of an engine" if info is None else f"{info.model_name} with {info.num_blocks:,} blocks"

@@ -151,7 +151,7 @@ class FakeEngine:
         for request in [r for r in self.future if r.arrival == self.step_number]:
             self.waiting.append(request)
             self.future.remove(request)
-            self.log(EventKind.SUBMITTED, Cause.USER, request=request.id, prompt_tokens=len(request.prompt),
+            self.log(EventKind.SUBMITTED, Cause.USER, request=request.id, text=request.label, prompt_tokens=len(request.prompt),
                      max_tokens=request.max_tokens, n=request.n)  # fmt: skip
         preempted = False
         for request in list(self.running):

@@ -1,4 +1,4 @@
-"""Throughput and KV use: values per step, the mean of ten, a bounded stream, and going back in time."""
+"""Throughput and KV use: values per step, the mean of ten, and a bounded stream."""
 
 from dataclasses import replace
 
@@ -54,22 +54,10 @@ def test_the_stream_is_small_and_bounded(chart, wire):
         sizes.append(line.size())
     assert np.mean(sizes[1:]) < 700
     last = source.frame()
-    snapshot = replace(last.snapshot, step=5000)
+    snapshot = replace(last.snapshot, step=5000, state="running")
     view.update(Frame(snapshot, [step(i, decode_tokens=1, seconds=0.1) for i in range(300, 5000)], slots=last.slots))
     assert len(view._history) <= STEPS and len(view.line.data["step"]) <= STEPS
     assert len(view.line.data["step"]) < 300  # of very many steps in one tick only some are drawn
-
-
-def test_going_back_drops_the_steps_that_have_not_happened():
-    view, source = Throughput(), FakeSource()
-    frames = [source.frame() for _ in range(50)]
-    for frame in frames:
-        view.update(frame)
-    view.update(Frame(frames[19].snapshot, slots=source.slots))
-    assert view.line.data["step"][-1] == 20
-    for frame in frames[20:]:
-        view.update(frame)
-    assert list(view.line.data["step"]) == list(range(1, 51))
 
 
 def test_end_labels_stay_apart_and_inside():

@@ -134,7 +134,7 @@ def test_a_hidden_tab_is_not_drawn_and_catches_up_when_it_is_seen():
     page.tick()
     panel = next(p for p in page.screen.panels if "explain" in p.tabs and p.name == "event_log")
     assert "was evicted" in panel.view.root.text or "missed the cache" in panel.view.root.text
-    assert panel.next_index == page.engine.events.next_index
+    assert panel.reader.next_index == page.engine.events.next_index
     assert "Block tables" in page.shown() and "KV block pool" not in page.shown()
 
 
@@ -142,10 +142,10 @@ def test_only_the_widths_that_show_a_panel_draw_it():
     page = Page()
     page.tick(93)
     wide = [p for p in page.screen.panels if p.widths == frozenset({"wide"})]
-    assert wide and all(p.next_index == 0 for p in wide)
+    assert wide and all(p.reader.next_index == 0 for p in wide)
     page.screen._received([1.5, "width", "wide"])
     page.tick()
-    assert all(p.next_index == page.engine.events.next_index for p in wide)
+    assert all(p.reader.next_index == page.engine.events.next_index for p in wide)
 
 
 def test_a_message_that_arrives_twice_counts_once():

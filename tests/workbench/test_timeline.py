@@ -86,18 +86,6 @@ def test_a_viewer_that_skips_steps_ends_in_the_same_phases():
         assert spans[0].first == some.spans[request_id][0].first
 
 
-def test_going_back_cuts_the_phases():
-    phases, source = Phases(), FakeSource()
-    frames = [source.frame() for _ in range(120)]
-    for frame in frames:
-        phases.update(frame)
-    phases.update(type(frames[0])(frames[49].snapshot, slots=source.slots))
-    assert 7 not in phases.spans and told(phases, 1)[-1] == ("decode", 4, 50)
-    for frame in frames[50:]:
-        phases.update(frame)
-    assert told(phases, 1) == [("prefill", 2, 3), ("decode", 4, 120)]
-
-
 def drawn(steps, **options):
     view, source = Timeline(**options), FakeSource()
     for _ in range(steps):

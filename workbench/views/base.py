@@ -175,6 +175,11 @@ class View:
         raise NotImplementedError
 
     def summary(self) -> str:
+    def reset(self) -> None:
+        """Forget what was kept of earlier frames, because time went back or another recording is shown: the next frame
+        brings every event from the start on, and draws what a page would show that had followed step by step. Sources may
+        keep their rows until then. A view that draws a frame from its snapshot alone keeps nothing."""
+
         """The sentence over the panel; also its alt text."""
         raise NotImplementedError
 

@@ -47,8 +47,7 @@ class StepMarks:
     def __init__(self, grid: CellGrid):
         self.grid = grid
         self.fades = True  # False where the reader asked for less motion
-        self._step, self._born = -1, 0.0
-        self._marks: dict[int, tuple[str, int]] = {}
+        self.reset()
         self._drawn: tuple[dict, float] = ({}, 1.0)
         self.marks = empty_source("x", "y", "kind", "alpha")
         self.arrows = empty_source("x0", "y0", "x1", "y1", "cx0", "cy0", "cx1", "cy1", "angle", "alpha")
@@ -142,9 +141,13 @@ class StepMarks:
 
     # -- one frame --------------------------------------------------------------------------------------------------
 
+    def reset(self) -> None:
+        self._step, self._born = -1, 0.0
+        self._marks: dict[int, tuple[str, int]] = {}
+
     def update(self, frame: Frame) -> None:
         step = max((e.step for e in frame.events if e.kind is EventKind.ALLOCATED), default=-1)
-        if step >= 0:
+        if step >= 0 and (frame.running or step == frame.snapshot.step):
             self._step, self._born, self._marks = step, frame.now, marks_of(frame.events, step)
         elif frame.events and frame.snapshot.step != self._step and not frame.running:
             self._marks = {}

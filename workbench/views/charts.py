@@ -1,7 +1,6 @@
 """Line charts over steps: values stream in, at most 600 steps stay, and each line carries its name at its end.
 
-A subclass names its series and turns the STEP events of a frame into one row of numbers a step. Going back in time
-drops the steps that have not happened yet.
+A subclass names its series and turns the STEP events of a frame into one row of numbers a step.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ class LineChart(View):
         self.sources = {"line": self.line, "ends": self.ends}
         self._history: list[tuple[float, ...]] = []  # (step, values in the order of series)
         self._build()
+        self._anew = False  # the next rows replace those that the browser has
 
     def values(self, events: Sequence[Event]) -> list[tuple[float, ...]]:
         """(step, one number a series) for each STEP event, oldest first."""
@@ -111,30 +111,27 @@ class LineChart(View):
     def update(self, frame: Frame) -> None:
         self.frame = frame
         history = self._history
-        now = frame.snapshot.step
-        if history and history[-1][0] > now:
-            history[:] = [row for row in history if row[0] <= now]
-            self._send_all()
         rows = self.values([e for e in frame.events if e.kind is EventKind.STEP])
-        if history:
-            rows = [row for row in rows if row[0] > history[-1][0]]
-        rows = rows[:: max(1, -(-len(rows) // _MOST_AT_ONCE))]
-        if not rows:
+        if frame.running and not self._anew:
+            rows = rows[:: max(1, -(-len(rows) // _MOST_AT_ONCE))]
+        if not rows and not self._anew:
             return
         history.extend(rows)
         del history[:-STEPS]
-        self.line.stream(self._columns(rows), rollover=STEPS)
+        if self._anew:
+            self._anew, self.line.data = False, self._columns(history)
+        else:
+            self.line.stream(self._columns(rows), rollover=STEPS)
         self._fit()
         self._end_labels()
 
     def _columns(self, rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:
+    def reset(self) -> None:
+        self._history.clear()
+        self._anew = True
+
         names = ("step", *(s.name for s in self.series))
         return {name: [round(row[i], 1) for row in rows] for i, name in enumerate(names)}
-
-    def _send_all(self) -> None:
-        self.line.data = self._columns(self._history)
-        self._fit()
-        self._end_labels()
 
     def _fit(self) -> None:
         first, last = (self._history[0][0], self._history[-1][0]) if self._history else (0, 1)
@@ -150,6 +147,7 @@ class LineChart(View):
     def _end_labels(self) -> None:
         if not self._history:
             return
+            replace_if_changed(self.ends, {name: [] for name in self.ends.data})
         step, *values = self._history[-1]
         height = self.figure.y_range.end
         places = spread_apart(values, 0.24 * height, height)

@@ -58,22 +58,26 @@ class EventLog(View):
             disable_math=True,
         )
         self._shown, self._with_filters = shown, with_filters
+        self.filter = "all"
+        self.reset()
+
+    def reset(self) -> None:
         self._context = Context()
         self._lines: deque[Story] = deque(maxlen=KEPT)
         self._drawn: tuple | None = None
         self._drawn_at = -1.0
         self._fresh = False
-        self.filter = "all"
         self.num_lost = 0
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
-        self._context.learn(frame.events, frame.snapshot)
         self.num_lost += frame.lost
         told = lines(frame.events, self._context)
+        self._context.learn(snapshot=frame.snapshot)
         self._lines.extend(told)
         self._fresh |= bool(told)
-        asked = (self.filter, frame.selection, frame.running)
+        told_now = not frame.running and bool(self._lines) and self._lines[-1].step == frame.snapshot.step
+        asked = (self.filter, frame.selection, frame.running, told_now)
         if asked == self._drawn and (not self._fresh or (frame.running and frame.now - self._drawn_at < _EVERY)):
             return
         self._drawn, self._drawn_at, self._fresh = asked, frame.now, False

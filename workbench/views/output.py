@@ -52,12 +52,15 @@ class Output(View):
         self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
         self._texts, self._decode = texts, decode
         self._shown = shown  # characters of the text that stay on screen
+        self.sample = 0
+        self.as_table = False
+        self.reset()
+
+    def reset(self) -> None:
         self._drawn: tuple | None = None
         self._drawn_at = -1.0
         self._output: RequestOutput | None = None
         self._newest = 0
-        self.sample = 0
-        self.as_table = False
 
     # -- what to show -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Phases of requests over steps: waiting, prefill, decode, preempted, finished, and why.
 
 Which phase a request is in comes from the snapshots, so a viewer that missed events is right again with the next
-frame; the step where a phase begins, and the reason, come from the events. Going back in time cuts the phases.
+frame; the step where a phase begins, and the reason, come from the events. What one frame with all events gives and what
+many frames gave, step by step, is the same.
 """
 
 from __future__ import annotations
@@ -45,27 +46,25 @@ class Phases:
         self.context = Context()
         self.spans: dict[int, list[Span]] = {}
         self.changes = 0  # grows when anything but the last step of an open span changes
-        self._step = 0
         self._count = 0
 
     def update(self, frame: Frame) -> None:
-        now = frame.snapshot.step
-        if now < self._step:
-            self._rewind(now)
-        self._step = now
-        self.context.learn(frame.events, frame.snapshot)
         ends: dict[int, Event] = {}
         for event in frame.events:
+            self.context.learn((event,))
             if event.kind in _ENDS:
                 ends[event.request_id] = event
                 self._end_lane(event)
             elif event.kind in _BEGINS:
                 self._begin(event)
+            elif event.kind is EventKind.FORKED and "samples" in event.numbers:
+                self._fork(event)
             elif event.kind is EventKind.BLOCKED and event.request_id in self.spans:
                 span = self.spans[event.request_id][-1]
                 if span.phase == "waiting":
                     span.why = sentence(event, self.context).headline
                     self.changes += 1
+        self.context.learn(snapshot=frame.snapshot)
         self._follow(frame, ends)
 
     def _end_lane(self, event: Event) -> None:
@@ -80,20 +79,16 @@ class Phases:
         """The last step of a span that has given way to `phase`: after a prefill, each step of decode computes one token."""
         if span.phase == "prefill" and phase == "decode":
             end = now - (request.num_computed_tokens - (span.goal or request.num_prompt_tokens))
-            return end if end >= span.first else now
+            return end if span.first <= end <= now else now
         return max(span.first, now - 1)
 
-    def _rewind(self, step: int) -> None:
-        self.changes += 1
-        for request_id, spans in list(self.spans.items()):
-            kept = [s for s in spans if s.first <= step]
-            for span in kept:
-                span.last, span.open = min(span.last, step), span.open or span.last >= step
-                span.lanes = span.lanes and {c: min(s, step) for c, s in span.lanes.items()}
-            if kept:
-                self.spans[request_id] = kept
-            else:
-                del self.spans[request_id]
+    def _fork(self, event: Event) -> None:
+        """The prompt is computed with this step, and each sample decodes in a lane of its own from the next one on."""
+        spans = self.spans.get(event.request_id)
+        if spans and spans[-1].open and spans[-1].phase == "prefill":
+            spans[-1].open, spans[-1].last = False, event.step
+            lanes = dict.fromkeys(range(int(event.numbers["samples"])), event.step)
+            self._add(event.request_id, Span("decode", event.step + 1, event.step, lanes=lanes))
 
     def _begin(self, event: Event) -> None:
         """A phase whose first step an event names."""

@@ -37,6 +37,9 @@ class Requests(View):
         super().__init__(theme, **callbacks)
         self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
         self._texts = texts
+        self.reset()
+
+    def reset(self) -> None:
         self._tails: dict[int, str] = {}
         self._tails_at = -1.0
         self._last_id = 0

@@ -21,11 +21,13 @@ class Throughput(LineChart):
         self._last: deque[Event] = deque(maxlen=MEAN_OF)
         super().__init__(theme, **callbacks)
 
+    def reset(self) -> None:
+        super().reset()
+        self._last.clear()
+
     def values(self, events: Sequence[Event]) -> list[tuple[float, ...]]:
         rows = []
         for event in events:
-            while self._last and self._last[-1].step >= event.step:
-                self._last.pop()  # time went back
             self._last.append(event)
             seconds = sum(e.numbers.get("seconds", 0.0) for e in self._last)
             decode, prefill = (

@@ -65,10 +65,8 @@ class Timeline(View):
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         super().__init__(theme, **callbacks)
-        self.phases = Phases()
         self._drawn: list[int] = []
-        self._same: tuple | None = None
-        self._open: list[tuple[str, int, Span, int | None]] = []
+        self.reset()
         for name, columns in _COLUMNS.items():
             setattr(self, name, ColumnDataSource(padded([], columns)))
         self.rows = empty_source("y", "label", "hue", "bar", "dim", "band")
@@ -205,6 +203,11 @@ class Timeline(View):
             self._draw(self.frame)
 
     # -- one frame ----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self.phases = Phases()
+        self._same: tuple | None = None
+        self._open: list[tuple[str, int, Span, int | None]] = []
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
