@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
-from grid import SETTINGS, Setting, check
+from grid import SETTINGS, Setting, check, covering, product
 from kvscope.engine.models.loader import load_model
 from kvscope.kernels import ops
 
@@ -56,6 +56,6 @@ def test_same_ids_with_windows(loaded, setting):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", [*SETTINGS, *covering(product()[0])], ids=str)
 def test_same_ids_with_windows_in_every_setting(loaded, setting):
     check(loaded[0], KERNELS, loaded[1], setting)
