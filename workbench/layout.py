@@ -118,6 +118,7 @@ class Screen:
         self._note_drawn = ("", "")
         self._tick: Tick | None = None  # while `update` runs
         self._asked: tuple | None = None
+        self._told: Status | None = None
         self._settled_at = 0.0
         self._beat_at = 0.0
         self.bus, self.pulse = ColumnDataSource(), ColumnDataSource(tags=[0, self._theme.scale, "open", "live"])
@@ -127,12 +128,16 @@ class Screen:
         self._twin = twin
 
     # -- building -----------------------------------------------------------------------------------------------------
-        self._told: Status | None = None
 
     def add_script(self, document: Document) -> None:
         """The page's script runs when `document` is shown; whoever owns it adds `root` to it."""
+        for event in (Tap, Pan):
+            self.header.scrubber.figure.js_on_event(event, CustomJS(args={"bus": self.bus}, code=AIM))
         args = {"root": self.root, "bus": self.bus, "pulse": self.pulse, "tabs": dict(self._tabs)}
         document.js_on_event(DocumentReady, CustomJS(args=args, code=script(self._twin)))
+
+    def _make_header(self) -> Header:
+        return Header(self._theme, self._sheets)
 
     def _page(self) -> Column:
         wide, not_wide = frozenset({"wide"}), frozenset({"narrow", "medium"})
@@ -140,14 +145,9 @@ class Screen:
             self._div(form_html()), self.note, self.traffic, stylesheets=[self._sheets["panel"], self._place(1)],
             margin=0, spacing=0,
         )  # fmt: skip
-        for event in (Tap, Pan):
-            self.header.scrubber.figure.js_on_event(event, CustomJS(args={"bus": self.bus}, code=AIM))
         watch = self._grid(
             "watch",
             self._column(
-    def _make_header(self) -> Header:
-        return Header(self._theme, self._sheets)
-
                 form,
                 self._panel("requests", self._requests(), order=3, tabs="watch"),
                 self._panel("output", self._output(), order=5, at="narrow", widths=not_wide, tabs="watch"),
@@ -293,6 +293,12 @@ class Screen:
         self.beat(tick.now, status.closed)
         return True
 
+    def _update_panels(self, tick: Tick, *, everything: bool) -> None:
+        force = everything or tick.snapshot.state != "running"
+        for panel in self.panels:
+            if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
+                panel.update(tick, self.choices, force=force)
+
     def saved_copy(self, tick: Tick) -> str:
         """Plain HTML of what `update` has drawn; each view once, however often it stands on the page."""
         self._tick = tick
@@ -308,12 +314,6 @@ class Screen:
     def hurry(self) -> None:
         """Somebody has clicked: the next tick comes at once."""
         self._updated_at = 0.0
-
-    def _update_panels(self, tick: Tick, *, everything: bool) -> None:
-        force = everything or tick.snapshot.state != "running"
-        for panel in self.panels:
-            if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
-                panel.update(tick, self.choices, force=force)
 
     def beat(self, now: float, closed: bool) -> None:
         """Tell the page that Python lives."""

@@ -170,6 +170,7 @@ details>summary::before{content:"▸";color:var(--muted)} details[open]>summary:
 table.tw{border-collapse:collapse;font-size:14px;width:100%} .tw th{text-align:left;color:var(--muted);font-weight:600;border-bottom:1.5px solid var(--line2);padding:3px 10px 3px 0}
 .tw td,.tw tbody th{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;vertical-align:top;font-variant-numeric:tabular-nums;color:var(--ink);font-weight:400}
 .banner{border:2px solid var(--warn);background:var(--warn-soft);border-radius:9px;padding:8px 13px;margin:10px 0 0;font-size:16px;display:grid;grid-template-columns:1fr auto;gap:6px 16px;align-items:center}
+.banner.past{border-color:var(--accent);background:var(--accent-soft)} .banner .primary{white-space:nowrap}
 .banner pre{grid-column:1/-1;margin:0;font:13px/1.4 var(--mono);white-space:pre-wrap;max-height:260px;overflow:auto}
 .foot{color:var(--muted);font-size:13.5px;padding:12px 4px 0;display:flex;gap:4px 18px;flex-wrap:wrap}
 kbd{font:600 12.5px var(--mono);border:1px solid var(--line2);border-radius:4px;padding:0 5px;background:var(--panel)}
@@ -184,4 +185,3 @@ kbd{font:600 12.5px var(--mono);border:1px solid var(--line2);border-radius:4px;
 @container kv (min-width:{WIDE}px){{.say{{min-height:56px}}}}
 @media (prefers-reduced-motion:no-preference){{.caret{{animation:b 1.1s steps(2,start) infinite}} @keyframes b{{to{{visibility:hidden}}}}}}"""
 )
-.banner.past{border-color:var(--accent);background:var(--accent-soft)} .banner .primary{white-space:nowrap}

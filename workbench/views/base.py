@@ -174,12 +174,12 @@ class View:
         """Draw `frame`. Called by the owner of the document, under one hold."""
         raise NotImplementedError
 
-    def summary(self) -> str:
     def reset(self) -> None:
         """Forget what was kept of earlier frames, because time went back or another recording is shown: the next frame
         brings every event from the start on, and draws what a page would show that had followed step by step. Sources may
         keep their rows until then. A view that draws a frame from its snapshot alone keeps nothing."""
 
+    def summary(self) -> str:
         """The sentence over the panel; also its alt text."""
         raise NotImplementedError
 

@@ -134,13 +134,13 @@ class BlockMap(View):
 
     # -- one frame ----------------------------------------------------------------------------------------------------
 
-    def update(self, frame: Frame) -> None:
-        self.frame = frame
     def reset(self) -> None:
         self._counted_at = float("-inf")
         if self._marks is not None:
             self._marks.reset()
 
+    def update(self, frame: Frame) -> None:
+        self.frame = frame
         if frame.snapshot.num_blocks != self._num_blocks:
             self._show_pool(frame.snapshot.num_blocks)
         self._grid.update(frame, by_state=self._by_state(frame))

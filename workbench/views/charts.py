@@ -39,8 +39,8 @@ class LineChart(View):
         self.ends = ColumnDataSource({name: [] for name in ("x", "y", "number", "name", "colour")})
         self.sources = {"line": self.line, "ends": self.ends}
         self._history: list[tuple[float, ...]] = []  # (step, values in the order of series)
-        self._build()
         self._anew = False  # the next rows replace those that the browser has
+        self._build()
 
     def values(self, events: Sequence[Event]) -> list[tuple[float, ...]]:
         """(step, one number a series) for each STEP event, oldest first."""
@@ -125,11 +125,11 @@ class LineChart(View):
         self._fit()
         self._end_labels()
 
-    def _columns(self, rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:
     def reset(self) -> None:
         self._history.clear()
         self._anew = True
 
+    def _columns(self, rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:
         names = ("step", *(s.name for s in self.series))
         return {name: [round(row[i], 1) for row in rows] for i, name in enumerate(names)}
 
@@ -146,8 +146,8 @@ class LineChart(View):
 
     def _end_labels(self) -> None:
         if not self._history:
-            return
             replace_if_changed(self.ends, {name: [] for name in self.ends.data})
+            return
         step, *values = self._history[-1]
         height = self.figure.y_range.end
         places = spread_apart(values, 0.24 * height, height)
