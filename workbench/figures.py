@@ -7,7 +7,7 @@ that whoever knows matplotlib can go on from there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .theme import LIGHT, OWNER_HUES
 
@@ -87,19 +87,65 @@ def lines(
     x_label: str,
     y_label: str,
     log_x: bool = False,
+    log_y: bool = False,
 ) -> Figure:
-    """One line per series over common x, told apart by hue and by marker, with a legend."""
+    """One line per series over common x, told apart by hue and by marker, with a legend. A series that ends early may be shorter."""
     figure, axes = new_figure(title, x_label=x_label, y_label=y_label)
     for i, (name, y) in enumerate(series.items()):
-        axes.plot(x, y, color=(*OWNER_HUES[:4], *OWNER_HUES[5:])[i], marker="osD^vPX"[i], linewidth=2.2,
-                  markeredgecolor=LIGHT.ink, markeredgewidth=0.6, label=name)  # fmt: skip
+        axes.plot(x[: len(y)], y, label=name, linewidth=2.2, **_look(i))
     if log_x:
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(x), [f"{value:g}" for value in x])
-    axes.set_ylim(bottom=0)
+    if log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.grid(color=LIGHT.line, linewidth=0.8)
     axes.legend(frameon=False, labelcolor=LIGHT.ink, fontsize=11)
     return figure
+
+
+def roofline(
+    title: str,
+    bytes_per_second: float,
+    flops_per_second: float,
+    points: Mapping[str, Sequence[tuple[float, float, str]]],
+) -> Figure:
+    """The two ceilings, and points (FLOPs a byte, FLOPs a second, what is written beside it) below them, by kind (Williams,
+    Waterman and Patterson 2009)."""
+    figure, axes = new_figure(title, height=4.2, x_label="FLOPs a byte moved", y_label="GFLOP/s")
+    intensities = [point[0] for kind in points.values() for point in kind]
+    ridge = flops_per_second / bytes_per_second
+    x = [min(intensities) / 2, ridge, max(*intensities, ridge) * 2]
+    roof = [min(flops_per_second, bytes_per_second * value) / 1e9 for value in x]
+    axes.plot(x, roof, color=LIGHT.ink, linewidth=2.2, zorder=1)
+    axes.annotate(f"{bytes_per_second / 1e9:.0f} GB/s", (x[0], roof[0]), textcoords="offset points", xytext=(14, 26),
+                  color=LIGHT.ink, fontsize=11)  # fmt: skip
+    axes.annotate(f"{flops_per_second / 1e9:,.0f} GFLOP/s", (ridge, roof[1]), textcoords="offset points", xytext=(8, -16),
+                  color=LIGHT.ink, fontsize=11)  # fmt: skip
+    for i, (kind, places) in enumerate(points.items()):
+        axes.plot(
+            [p[0] for p in places], [p[1] / 1e9 for p in places], label=kind, linestyle="none", markersize=9, **_look(i)
+        )
+        for at, speed, words in places:
+            axes.annotate(
+                words, (at, speed / 1e9), textcoords="offset points", xytext=(7, -12), color=LIGHT.ink, fontsize=9
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(color=LIGHT.line, linewidth=0.8)
+    axes.legend(frameon=False, labelcolor=LIGHT.ink, fontsize=11, loc="lower right")
+    return figure
+
+
+def _look(i: int) -> dict[str, Any]:
+    """Series i by hue and by marker."""
+    return {
+        "color": (*OWNER_HUES[:4], *OWNER_HUES[5:])[i],
+        "marker": "osD^vPX"[i],
+        "markeredgecolor": LIGHT.ink,
+        "markeredgewidth": 0.6,
+    }
 
 
 def gantt(

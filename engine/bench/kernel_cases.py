@@ -53,7 +53,7 @@ class Shapes:
 def cases(kernels: dict[str, Ops], shapes: Shapes) -> Iterator[Case]:
     """One after the other, so that only one holds its memory."""
     torch.manual_seed(0)
-    for make in (_norms, _rotary, _silu, _pages, _attention, _linears, _sampling):
+    for make in (_norms, _rotary, _silu, _pages, attention_cases, _linears, _sampling):
         yield from make(kernels, shapes)
 
 
@@ -134,7 +134,7 @@ def _pages(kernels, s):
     yield Case("copy_pages", f"{len(pairs)} × {len(layers)} layers", moved, 0, runs)
 
 
-def _attention(kernels, s):
+def attention_cases(kernels: dict[str, Ops], s: Shapes) -> Iterator[Case]:
     """Decode: one query a row over scattered pages. Prefill: all queries of one prompt."""
     spec = s.spec
     scale = spec.head_dim**-0.5

@@ -19,6 +19,7 @@ SHORT = {
     "03_continuous_batching.ipynb": {"NUM_REQUESTS": 8, "MEAN_TOKENS": 12, "SEATS": 4},
     "04_prefix_caching.ipynb": {"NUM_USERS": 3, "NUM_TURNS": 3, "SYSTEM_TOKENS": 300, "NEW_TOKENS": 8},
     "05_preemption.ipynb": {"NUM_REQUESTS": 6, "NEW_TOKENS": 40, "POOL_TOKENS": 320},
+    "06_prefill_decode_roofline.ipynb": {"MOST_TOKENS": 8, "REPEATS": 1, "ROWS": 2, "MOST_CONTEXT": 128},
 }
 
 
@@ -125,3 +126,18 @@ def test_preempted_requests_lose_time_and_no_text(tmp_path):
     assert all(int(preemptions) for _, preemptions, _ in lost)
     assert int(lost[0][2]) > 0 == int(lost[1][2])
     assert num_figures(notebook) == 2
+
+
+def test_steps_are_measured_beside_their_floor_and_the_cpu_kernel_beats_the_reference(tmp_path):
+    notebook, seconds = run("06_prefill_decode_roofline.ipynb", tmp_path)
+    assert seconds < SECONDS
+    text = words(notebook)
+    assert re.search(r"so a byte is worth \d+ FLOPs", text)
+    steps = re.findall(r"(\d+) tokens: prefill +(\d+\.\d) ms, .*; decode +(\d+\.\d) ms, +\d+% of the floor", text)
+    assert [int(tokens) for tokens, _, _ in steps] == [1, 2, 4, 8] and all(
+        float(s) > 0 for _, *each in steps for s in each
+    )
+    assert len(re.findall(r"(?:prefill|decode) of +[18]: +\d+\.\d GB/s", text)) == 4
+    reference, cpu = re.search(r"128 tokens: reference +(\d+) µs, .*cpu +(\d+) µs", text).groups()
+    assert int(cpu) < int(reference)
+    assert num_figures(notebook) == 4
