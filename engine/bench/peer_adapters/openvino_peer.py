@@ -30,7 +30,7 @@ class Peer:
         )
         self.last_id = 0
         self.about = (
-            f"OpenVINO GenAI {openvino_genai.__version__.split('-')[0]}, {quantization or dtype} weights, inference in {dtype}, "
+            f"OpenVINO GenAI {openvino_genai.__version__.split('-')[0]}, {quantization or 'full'} weights, inference in {dtype}, KV in its default type, "
             f"{threads} threads, latency hint, ContinuousBatchingPipeline with {scheduler.cache_size} GiB of cache, at most "
             f"{scheduler.max_num_seqs} sequences and {scheduler.max_num_batched_tokens} tokens a step, no prefix cache"
         )
