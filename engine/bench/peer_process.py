@@ -80,7 +80,7 @@ class PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=_environment(settings.threads),
+                env=_environment(python, settings.threads),
                 **({"process_group": 0} if os.name == "posix" else {}),
             )
         except OSError as error:
@@ -165,9 +165,12 @@ def transformers_like(engine: Engine) -> PeerProcess:
     return PeerProcess("transformers", sys.executable, Settings.like(engine))
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """So many threads, which soon sleep when they have nothing to do; nothing is looked for on the network."""
+def _environment(python: str, threads: int) -> dict[str, str]:
+    """So many threads, which soon sleep when they have nothing to do; nothing is looked for on the network. An OpenMP that the
+    peer's environment brings along goes before the one of torch, as vLLM's manual asks for."""
     ours = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "OMP_WAIT_POLICY"
     }
-    return ours | {"OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1"}
+    own_openmp = Path(python).parent.parent / "lib/libiomp5.so"
+    preload = {"LD_PRELOAD": str(own_openmp.absolute())} if own_openmp.exists() else {}
+    return ours | preload | {"OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1"}

@@ -1,25 +1,18 @@
 """vLLM on the CPU, in process and stepped from outside: nothing but its own engine between a prompt and its tokens."""
 
 import os
-import sys
-from pathlib import Path
 
-# As its manual asks for; with libiomp5 its worker starts only where the loader has brought it in.
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps one CPU of two for its scheduler's process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-IOMP = Path(sys.prefix, "lib/libiomp5.so")
-if IOMP.exists() and "libiomp5" not in os.environ.get("LD_PRELOAD", ""):
-    os.environ["LD_PRELOAD"] = str(IOMP)
-    os.execv(sys.executable, [sys.executable, *sys.argv])
 
-import torch  # noqa: E402
-import vllm  # noqa: E402
-from open_loop import open_loop  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+import torch
+import vllm
+from open_loop import open_loop
+from vllm.sampling_params import RequestOutputKind
 
 
 class Peer:
@@ -44,7 +37,7 @@ class Peer:
         cache, scheduler = config.cache_config, config.scheduler_config
         self.about = (
             f"vLLM {vllm.__version__}, torch {torch.__version__}, {dtype}, {torch.get_num_threads()} threads unbound, in process, "
-            f"compiled ({config.compilation_config.backend}), {'libiomp5' if IOMP.exists() else 'OpenMP of torch'}, "
+            f"compiled ({config.compilation_config.backend}), {'libiomp5' if 'libiomp5' in os.environ.get('LD_PRELOAD', '') else 'OpenMP of torch'}, "
             f"{cache.num_gpu_blocks} blocks of {cache.block_size} tokens, at most {scheduler.max_num_seqs} sequences and "
             f"{scheduler.max_num_batched_tokens} tokens a step, no prefix cache"
         )
