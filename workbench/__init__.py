@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from .handles import register as _register_handles
 
 if TYPE_CHECKING:
+    from .comparison import compare
     from .workbench import Workbench
 
-_HOMES = {"Workbench": ".workbench"}
+_HOMES = {"Workbench": ".workbench", "compare": ".comparison"}
 
-__all__ = ["Workbench"]
+__all__ = ["Workbench", "compare"]
 
 
 def __getattr__(name: str) -> Any:

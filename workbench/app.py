@@ -15,6 +15,7 @@ from typing import Any
 import panel as pn
 from panel.io import hold
 
+from .display import Display
 from .layout import Screen
 from .viewer import PERIOD, Pace
 from .views.base import Selection
@@ -43,7 +44,7 @@ def serve(
     origins = None if address in ("127.0.0.1", "localhost") else ["*"]
 
     def page() -> Any:
-        session = Session(Workbench(host.engine))
+        session = Session(Workbench(host.engine), ends_it=True)
         sessions.add(session)
         return session.page()
 
@@ -81,10 +82,14 @@ class Served:
 
 
 class Session:
-    """One viewer of an app: a screen that its document's own callback draws."""
+    """One viewer of an app: a screen that its document's own callback draws.
 
-    def __init__(self, workbench: Workbench):
-        self.workbench = workbench
+    Several may look at one workbench; what is selected is then the same for all. `ends_it`: the workbench was made for this
+    viewer and is closed with it; any other stays open, and goes when nobody holds it any more.
+    """
+
+    def __init__(self, workbench: Display, *, ends_it: bool = False):
+        self.workbench, self._ends_it = workbench, ends_it
         self.pace = Pace()
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvscope-session")
         own = weakref.ref(self)
@@ -138,5 +143,7 @@ class Session:
         document.on_session_destroyed(lambda _context: self.close())
 
     def close(self) -> None:
+        """Any number of times."""
         self.worker.shutdown(wait=False)
-        self.workbench.close()
+        if self._ends_it:
+            self.workbench.close()

@@ -116,7 +116,7 @@ class Commands:
         try:
             act(*values)
         except Exception as error:  # whatever a method refuses is for the person at the screen
-            self._choices.note = ("warn", _sentence(error))
+            self._choices.note = ("warn", sentence_of(error))
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -226,10 +226,10 @@ def _asked(run: ScenarioRun) -> str:
     told = f"Requests {first} to {last} were submitted." if last > first else f"Request {first} was submitted."
     if run.to_come:
         told += f" {plural(run.to_come, 'question')} more {'waits' if run.to_come == 1 else 'wait'} for the answer."
-    return " ".join([told, *(f"{_sentence(ValueError(refusal))}" for refusal in run.refusals[:1])])
+    return " ".join([told, *(f"{sentence_of(ValueError(refusal))}" for refusal in run.refusals[:1])])
 
 
-def _sentence(error: BaseException) -> str:
+def sentence_of(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     text = text[0].upper() + text[1:] if text[0].isalpha() and " " in text.split("=")[0] else text
     return text if text.endswith(".") else f"{text}."

@@ -19,14 +19,16 @@ class ScenarioRun(list):
     """The handles of what has been asked so far, in order: a list that grows as answers come.
 
     `advance()` asks what can be asked; somebody calls it until `to_come` is 0. A turn whose forerunners were all cancelled
-    or failed is dropped, and so is one that is refused: `refusals` has the sentences.
+    or failed is dropped, and so is one that is refused: `refusals` has the sentences. `info` (default: the engine's) is of the
+    engine whose pool is to be filled, where several are given the same.
     """
 
-    def __init__(self, scenario: Scenario, engine: Any):
+    def __init__(self, scenario: Scenario, engine: Any, info: Any = None):
         super().__init__()
         self.scenario = scenario
         self.refusals: list[str] = []
         self._engine = engine
+        self._info = engine.info if info is None else info
         self._lock = threading.RLock()
         self._left = list(range(len(scenario.turns)))
         self._asked: dict[int, tuple[Any, tuple[str, ...]]] = {}  # turn -> handle, conversation so far
@@ -97,7 +99,7 @@ class ScenarioRun(list):
     def _sampling(self, turn: Turn) -> Mapping[str, Any]:
         if not self.scenario.fill:
             return turn.sampling
-        info = self._engine.info
+        info = self._info
         slots = (info.num_blocks - 1) * info.block_size
         answer = (
             self.scenario.fill * slots / len(self.scenario.turns) - len(turn.question) / 4

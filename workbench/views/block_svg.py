@@ -37,7 +37,8 @@ def summary(frame: Frame) -> str:
     shared = f", {count['shared']:,} of them shared" if count["shared"] else ""
     return (
         f"{used:,} of {frame.snapshot.num_blocks - 1:,} blocks {'is' if used == 1 else 'are'} in use{shared}. "
-        f"{count['cached']:,} hold cached text that may be evicted, {count['empty']:,} are empty."
+        f"{count['cached']:,} {'holds' if count['cached'] == 1 else 'hold'} cached text that may be evicted, "
+        f"{count['empty']:,} {'is' if count['empty'] == 1 else 'are'} empty."
     )
 
 
