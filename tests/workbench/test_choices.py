@@ -99,8 +99,9 @@ class FakeWorkbench:
 
     def __init__(self):
         self.choices, self.calls = Choices(), []
-        self.engine = self
+        self.engine = self.player = self
         self.state = "running"
+        self.at, self.playing = None, False
 
     def __getattr__(self, name):
         def call(*args, **options):
