@@ -24,10 +24,10 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | SWAPPED_IN | and back | CAPACITY | blocks, bytes, samples, used_host_blocks |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens; from host memory: swapped_tokens |
 | BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING, DECODE_STEP, SHARED_PREFIX | needed, available, reserved, behind (request id) |
-| FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit |
+| FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit, ttft (of its request), e2e (arrival to the end of this sample), both in seconds |
 | CANCELLED | it was ended from outside | USER, CLOSED, DEADLINE | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
-| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens |
+| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens, gaps (inter-token latencies observed), gap_seconds (their sum), longest_gap |
 | CACHE_RESET | the prefix cache was emptied | USER | blocks |
 | PAUSED / CONTINUED | the driver stopped or started | USER, ERROR, BREAKPOINT (of run_until; `text` says why) | — |
 """

@@ -34,6 +34,15 @@ HEADS_EVERY = 0.5  # seconds between refreshes of the panels' sentences while th
 TABLES_EVERY = 1.0
 SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at its own pace has caught up
 ROOM = 1.25
+_MEASURE = (  # in reading order, and how many columns each takes
+    ("throughput", "span"),
+    ("queue", ""),
+    ("memory", "span"),
+    ("ledger", ""),
+    ("latency", "full_row"),
+    ("prefix_hits", "span"),
+    ("host", ""),
+)
 
 
 @dataclass
@@ -164,14 +173,19 @@ class Screen:
         )
         explain = self._grid(
             "explain",
-            self._panel("block_tables", self._view("block_tables"), tabs="explain", grid="full_row"),
-            self._column(self._panel("event_log", self._log(), tabs="explain")),
-            self._column(self._panel("output", self._output(), tabs="explain")),
+            self._panel("block_tables", self._view("block_tables"), order=1, tabs="explain", grid="full_row"),
+            self._column(
+                self._panel("prefix_tree", self._view("prefix_tree"), order=2, tabs="explain"),
+                self._panel("event_log", self._log(), order=5, tabs="explain"),
+            ),
+            self._column(
+                self._panel("eviction_queue", self._view("eviction_queue"), order=3, tabs="explain"),
+                self._panel("output", self._output(), order=4, tabs="explain"),
+            ),
         )
         measure = self._grid(
             "measure",
-            self._panel("throughput", self._view("throughput"), tabs="measure"),
-            self._panel("memory", self._view("memory"), tabs="measure"),
+            *(self._panel(name, self._view(name), tabs="measure", grid=grid) for name, grid in _MEASURE),
         )
         self._tabs = {"watch": watch, "explain": explain, "measure": measure}
         for name, body in self._tabs.items():
@@ -191,7 +205,9 @@ class Screen:
         )  # fmt: skip
 
     def _view(self, name: str) -> View:
-        return view_class(name)(self._theme, on_select=self._on_select)
+        kind = view_class(name)
+        services = {"texts": self._texts, "decode": self._decode, "stylesheets": [self._sheets["parts"]]}
+        return kind(self._theme, on_select=self._on_select, **{need: services[need] for need in kind.needs})
 
     def _requests(self) -> Requests:
         return Requests(self._theme, texts=self._texts, stylesheets=[self._sheets["parts"]])

@@ -81,8 +81,11 @@ _GRIDS = {
     "explain": f""":host{{display:grid;gap:12px;grid-template-columns:minmax(0,1fr);align-items:start;width:auto}}
 @container kv (min-width:{NARROW}px){{:host{{grid-template-columns:minmax(0,1fr) 320px}}}}
 @container kv (min-width:{WIDE}px){{:host{{grid-template-columns:minmax(0,1fr) 440px}}}}""",
-    "measure": """:host{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));
- grid-auto-flow:dense;align-items:start;width:auto}""",
+    "measure": f""":host{{display:grid;gap:12px;grid-template-columns:repeat(2,minmax(0,1fr));grid-auto-flow:dense;
+ align-items:start;width:auto}}
+@container kv (min-width:{NARROW}px){{:host{{grid-template-columns:repeat(3,minmax(0,1fr))}}}}
+@container kv (min-width:{WIDE}px){{:host{{grid-template-columns:repeat(4,minmax(0,1fr))}}}}""",
+    "span": ":host{grid-column:span 2}",
     "full_row": ":host{grid-column:1/-1}",
 }
 
@@ -106,7 +109,7 @@ select,input,textarea{padding:4px 8px;width:100%} textarea{resize:vertical;line-
 .facts{color:var(--muted);font-size:14.5px;line-height:1.35;flex:1 1 420px;min-width:0} .facts b{color:var(--ink);font-weight:600} .facts span{white-space:nowrap}
 .facts span:not(:last-child)::after{content:"·";margin:0 4px 0 7px;color:var(--line2)}
 .spacer{flex:1} .acts button{margin-left:5px;padding:3px 10px}
-.btns{display:flex;gap:6px;align-items:center} .btns select{width:auto;padding:4px 6px}
+.btns{display:flex;gap:6px;align-items:center} .btns select{width:116px;padding:4px 6px}
 .stepno{font-size:15px;white-space:nowrap;text-align:right;line-height:1.25;min-width:176px} .stepno b{font-size:19px;font-variant-numeric:tabular-nums}
 .stepno small{display:block;color:var(--muted);font-size:13px}
 .state{display:inline-flex;align-items:center;gap:6px;font-weight:600}
@@ -164,6 +167,19 @@ details>summary::before{content:"▸";color:var(--muted)} details[open]>summary:
 .log .e{display:grid;grid-template-columns:46px 24px 1fr;gap:6px;padding:5px 4px;border-top:1px solid var(--line);line-height:1.4}
 .log .e:first-child{border-top:0} .log .e.on{background:var(--accent-soft)} .log .e[data-r],.log .e[data-b]{cursor:pointer}
 .log time{color:var(--muted);font-variant-numeric:tabular-nums;font-size:14px} .log .ic{padding-top:1px} .log em{font-style:normal;color:var(--muted)}
+.line{display:grid;gap:0} .line .row{grid-template-columns:auto minmax(0,1fr);align-items:start;line-height:1.35;padding:4px 5px}
+.line em{font-style:normal;color:var(--muted)}
+.ledger{display:flex;height:30px;border:1px solid var(--line2);margin:2px 0 10px} .ledger i{min-width:1px;height:100%}
+.parts{display:grid;grid-template-columns:18px minmax(0,1fr) auto auto;gap:3px 8px;align-items:center;font-size:14px}
+.parts i{height:14px;border:1px solid var(--line2)} .parts b,.parts .num{text-align:right;font-variant-numeric:tabular-nums} .parts .num{color:var(--muted);min-width:52px}
+.tok{background:var(--decode)} .emp{background:var(--free)}
+.cac{background:repeating-linear-gradient(135deg,var(--hatch) 0 1.5px,var(--cached) 1.5px 6px)}
+.res{background:repeating-linear-gradient(90deg,var(--line2) 0 1.5px,var(--panel) 1.5px 4.5px)}
+.una{background:radial-gradient(var(--waste) 1.3px,transparent 1.7px) 0 0/5px 5px}
+.ext{background:repeating-linear-gradient(45deg,var(--waste) 0 1.2px,transparent 1.2px 6px),repeating-linear-gradient(135deg,var(--waste) 0 1.2px,transparent 1.2px 6px)}
+.meters{display:grid;grid-template-columns:auto minmax(40px,1fr) auto;gap:6px 10px;align-items:center;font-size:14px;margin-bottom:8px}
+.meters span{color:var(--muted)} .meters b{text-align:right;font-variant-numeric:tabular-nums}
+.meter{display:block;height:20px;border:1px solid var(--line2)} .meter i{display:block;height:100%;background:var(--third)}
 .filters{display:flex;gap:4px;flex-wrap:wrap;margin-bottom:4px} .filters button{padding:1px 9px;font-size:13.5px;border-color:var(--line)}
 .filters button[aria-pressed=true]{border-color:var(--accent);background:var(--accent-soft)}
 .scroll{overflow:auto;max-height:420px}

@@ -10,6 +10,9 @@
 The five always add up to the capacity. How long a text becomes is known when it has ended, so the split between reserved and
 internal is made afterwards, from the trace. Averages are over time, and only while someone waits: memory that nobody asks for is not
 wasted. Source: arXiv 2309.06180, figures 2 and 3. Needs snapshots and events only, live or recorded.
+
+`divide` looks at one snapshot alone, where the future is not known: what an allocator has set aside is reserved, what is left
+of a block that came with a token is internal.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..events import Cause, Event, EventKind
-from ..snapshot import EngineSnapshot, RequestState
+from ..snapshot import BlockState, EngineSnapshot, RequestState
 
 Sample = tuple[int, int]  # request id, child
 PURPOSES = ("token", "reserved", "internal", "external", "free")
@@ -58,6 +61,44 @@ class _Taken:
     limit: np.ndarray  # int64: positions that the allocator was asked for; the rest is rounding
 
 
+class Division(NamedTuple):
+    """Slots of one snapshot by purpose; those down to `empty` add up to the capacity."""
+
+    token: int  # written and read by someone, each slot once
+    cached: int  # written, without a reader: can be evicted
+    reserved: int  # unwritten, set aside for a request by a reservation allocator
+    internal: int  # unwritten, at the end of a block that was taken for a token
+    external: (
+        int  # what rounding added to a reservation, and what lies free in pieces too small for the head of the line
+    )
+    empty: int
+    saved: int  # slots that sharing saves: read by more than one, counted for each reader after the first
+
+    @property
+    def capacity(self) -> int:
+        return sum(self[:6])
+
+
+def divide(snapshot: EngineSnapshot) -> Division:
+    """The slots of this snapshot, without the null block."""
+    size, ref = snapshot.block_size, snapshot.ref_count
+    used = ref > 0
+    used[0] = False
+    written = int(snapshot.filled[used].sum())
+    cached = int(snapshot.filled[snapshot.block_state == BlockState.CACHED].sum())
+    unwritten = int(used.sum()) * size - written
+    empty = int(snapshot.num_blocks - 1 - used.sum()) * size - cached
+    shared = ref > 1
+    shared[0] = False
+    saved = int(((ref[shared] - 1) * snapshot.filled[shared]).sum())
+    if not any(state.num_reserved_tokens for state in snapshot.requests):
+        return Division(written, cached, 0, unwritten, 0, empty, saved)
+    _, start, end, limit = _first_readers(snapshot)
+    rounding = int(np.clip(end - np.maximum(limit, start), 0, None).sum())
+    lost = empty if any(state.blocked_cause == Cause.NO_FREE_BLOCK for state in snapshot.requests) else 0
+    return Division(written, cached, unwritten - rounding, 0, rounding + lost, empty - lost, saved)
+
+
 class WasteLedger:
     """Call `add` with each step's snapshot and the events since the one before."""
 
@@ -82,10 +123,7 @@ class WasteLedger:
         used = snapshot.ref_count > 0
         used[0] = False
         size = snapshot.block_size
-        rows = [row for state in snapshot.requests for row in _unwritten(state, snapshot.filled, size)]
-        first_reader = {block: row for block, *row in reversed(rows)}
-        samples, spans = [row[0] for row in first_reader.values()], [row[1:] for row in first_reader.values()]
-        start, end, limit = np.array(spans, np.int64).reshape(-1, 3).T
+        samples, start, end, limit = _first_readers(snapshot)
         waiting = [state for state in snapshot.requests if state.status in ("waiting", "preempted")]
         self._taken.append(
             _Taken(
@@ -120,6 +158,15 @@ class WasteLedger:
         slots = np.array([instant[3:] for instant in instants[:-1]], float)
         means = weights @ slots / weights.sum() / self._taken[0].capacity
         return dict(zip(PURPOSES, means.tolist(), strict=True))
+
+
+def _first_readers(snapshot: EngineSnapshot) -> tuple[list[Sample], np.ndarray, np.ndarray, np.ndarray]:
+    """(sample, start, end, limit) of the unwritten slots of every block that is not full, as its first reader has it."""
+    size = snapshot.block_size
+    rows = [row for state in snapshot.requests for row in _unwritten(state, snapshot.filled, size)]
+    first = {block: row for block, *row in reversed(rows)}
+    spans = np.array([row[1:] for row in first.values()], np.int64).reshape(-1, 3)
+    return [row[0] for row in first.values()], *spans.T
 
 
 def _unwritten(state: RequestState, filled: np.ndarray, size: int):

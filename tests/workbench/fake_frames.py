@@ -61,6 +61,8 @@ class FakeRequest:
     cached: int = 0
     blocked: str = ""
     admitted_before: bool = False
+    first_token: float | None = None  # seconds
+    waiting_since: int = 0
 
 
 class FakeEngine:
@@ -150,6 +152,7 @@ class FakeEngine:
         prefill = decode = 0
         for request in [r for r in self.future if r.arrival == self.step_number]:
             self.waiting.append(request)
+            request.waiting_since = self.step_number - 1
             self.future.remove(request)
             self.log(EventKind.SUBMITTED, Cause.USER, request=request.id, text=request.label, prompt_tokens=len(request.prompt),
                      max_tokens=request.max_tokens, n=request.n)  # fmt: skip
@@ -177,7 +180,8 @@ class FakeEngine:
                  waiting=len(self.waiting), used_blocks=int(used.sum()), cached_blocks=len(self.cached),
                  used_slots=int(self.filled[1:][used].sum()), seconds=SECONDS_A_STEP, schedule_seconds=0.0004,
                  requests=len(self.running), sequences=sum(len(r.sequences) for r in self.running),
-                 preempted=sum(r.status == "preempted" for r in self.waiting))  # fmt: skip
+                 preempted=sum(r.status == "preempted" for r in self.waiting), gaps=decode,
+                 gap_seconds=decode * SECONDS_A_STEP, longest_gap=SECONDS_A_STEP * bool(decode))  # fmt: skip
 
     def _decode(self, request: FakeRequest, sequence: Sequence) -> bool:
         """Write one token; False when the request lost its blocks instead."""
@@ -232,6 +236,8 @@ class FakeEngine:
         if sequence.computed == len(sequence.tokens):
             fresh = len(sequence.tokens) == len(request.prompt)
             sequence.tokens.append(("out", request.id, sequence.child, sequence.computed))
+            if request.first_token is None:
+                request.first_token = self.step_number * SECONDS_A_STEP
             if fresh and request.n > 1:
                 self._fork(request, sequence)
         return budget - count, total + count
@@ -298,10 +304,10 @@ class FakeEngine:
     def _say_admitted(self, request, live, hits, needed) -> None:
         found, total = hits[0], len(live[0].tokens)
         if request.admitted_before:
-            cached = sum(len(h) for h in hits) * self.block_size
-            total = sum(len(s.tokens) for s in live)
-            self.log(EventKind.RESUMED, Cause.CAPACITY, request=request.id, cached_tokens=cached, total_tokens=total,
-                     recompute_tokens=total - cached, needed=needed)  # fmt: skip
+            for sequence, hit in zip(live, hits, strict=True):
+                cached, total = len(hit) * self.block_size, len(sequence.tokens)
+                self.log(EventKind.RESUMED, Cause.CAPACITY, request=request.id, child=sequence.child, total_tokens=total,
+                         cached_tokens=cached, recompute_tokens=total - cached, needed=needed)  # fmt: skip
         else:
             request.cached = len(found) * self.block_size
             self.log(EventKind.ADMITTED, Cause.CAPACITY, request=request.id, prompt_tokens=total,
@@ -317,18 +323,15 @@ class FakeEngine:
         request.status, request.blocked, request.admitted_before = "running", "", True
 
     def _preempt(self, request: FakeRequest, needed_by: FakeRequest, sequence: Sequence) -> None:
-        held = set()
-        tokens = 0
-        for own in request.sequences:
-            held.update(own.table)
-            tokens += own.computed
+        for own in [s for s in request.sequences if not s.done]:
+            tokens, blocks = own.computed, len(own.table)
             own.computed = 0
             self._drop(request, own, Cause.PREEMPTED)
+            self.log(EventKind.PREEMPTED, Cause.NO_FREE_BLOCK, request=request.id, child=own.child, released_blocks=blocks,
+                     recompute_tokens=tokens, needed_by=needed_by.id, needed_by_child=sequence.child)  # fmt: skip
         self.running.remove(request)
         self.waiting.insert(0, request)
-        request.status = "preempted"
-        self.log(EventKind.PREEMPTED, Cause.NO_FREE_BLOCK, request=request.id, released_blocks=len(held),
-                 recompute_tokens=tokens, needed_by=needed_by.id, needed_by_child=sequence.child)  # fmt: skip
+        request.status, request.waiting_since = "preempted", self.step_number
 
     def _finish(self) -> None:
         for request in list(self.running):
@@ -339,7 +342,8 @@ class FakeEngine:
                     kept, freed = self._drop(request, sequence, Cause.FINISHED)
                     self.log(EventKind.FINISHED, Cause.LENGTH, request=request.id, child=sequence.child,
                              output_tokens=output, cached_blocks=kept, freed_blocks=freed,
-                             limit=request.max_tokens)  # fmt: skip
+                             limit=request.max_tokens, ttft=request.first_token - request.arrival * SECONDS_A_STEP,
+                             e2e=(self.step_number - request.arrival) * SECONDS_A_STEP)  # fmt: skip
             if all(s.done for s in request.sequences):
                 self.running.remove(request)
 
@@ -358,7 +362,9 @@ class FakeEngine:
                 requests.append(
                     RequestState(request.id, sequence.child, request.status, request.n, len(request.prompt),
                                  sequence.computed, request.cached, len(sequence.tokens) - len(request.prompt),
-                                 (table,), request.blocked, request.label)
+                                 (table,), request.blocked, label=request.label, first_token=request.first_token,
+                                 arrival=request.arrival * SECONDS_A_STEP, waiting_since_step=request.waiting_since,
+                                 queue_place=self.waiting.index(request) if request in self.waiting else -1)
                 )  # fmt: skip
         parent = np.full(self.num_blocks, NOT_CACHED, np.int32)
         computed_for = np.full(self.num_blocks, -1, np.int32)

@@ -223,7 +223,7 @@ def test_a_large_pool_is_an_image_of_state_codes():
 def test_a_pool_of_another_size_is_drawn_anew():
     view, _, _ = drawn(10)
     view.update(FakeSource(FakeEngine(64)).frame(steps=5))
-    assert len(view.source.data["x"]) == 64 and len(view.root.children) == 2
+    assert len(view.source.data["x"]) == 64 and len(view.root.children) == 3  # legend, pool, host strip
 
 
 def test_restyling_keeps_the_figure_and_sends_dark_colours():

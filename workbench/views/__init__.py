@@ -13,6 +13,13 @@ _HOMES = {
     "throughput": ("throughput", "Throughput"),
     "memory": ("memory", "KVUse"),
     "timeline": ("timeline", "Timeline"),
+    "prefix_tree": ("prefix_tree", "PrefixTree"),
+    "eviction_queue": ("eviction_queue", "EvictionQueue"),
+    "ledger": ("ledger", "Ledger"),
+    "latency": ("latency", "Latency"),
+    "queue": ("queue", "Queue"),
+    "prefix_hits": ("prefix_hits", "PrefixHits"),
+    "host": ("host", "Host"),
 }
 
 

@@ -145,6 +145,7 @@ class View:
     """Base of all views. A subclass builds `self.sources` and `self.root`, and implements the four methods below."""
 
     title = ""
+    needs: tuple[str, ...] = ()  # of "texts", "decode" and "stylesheets": options that a page gives it
 
     def __init__(
         self,

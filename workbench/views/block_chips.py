@@ -20,11 +20,10 @@ from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_
 from .block_cells import dim_levels
 
 SIDE = 0.94  # of a chip in its column
-_TOP, _BOTTOM = 0.08, -0.09
 _SLOTS = 64  # the source grows by so many rows
 _TALL = 1 << 40  # marks the label code of a tall chip
 _HATCH_ALPHAS = (0.0, 1.0, 0.87, 0.74, 0.61, 0.48, 0.35)  # by `hatch_codes`
-_HATCH = ((0.06, 0.55, 0.38, 0.12), (0.06, 0.88, 0.62, 0.12), (0.3, 0.88, 0.86, 0.12), (0.56, 0.88, 0.88, 0.45))
+_HATCH = ((0.05, 0.5, 0.36, 0.02), (0.05, 0.97, 0.62, 0.02), (0.3, 0.97, 0.88, 0.02), (0.57, 0.97, 0.89, 0.45))  # of its face
 
 
 def below(shift: float) -> dict:
@@ -34,7 +33,8 @@ def below(shift: float) -> dict:
 
 class ChipGrid:
     """Draws a grid of block ids [rows, columns] into `fig`, −1 where a row has no block; the null block may stand in it many
-    times. `codes(frame)` gives what chips say, an integer a block, for `words`; by default the id. Blocks that are only
+    times. Of its row a chip leaves `top` and `bottom` free.
+    `codes(frame)` gives what chips say, an integer a block, for `words`; by default the id. Blocks that are only
     cached are hatched, paler the longer they are idle, where `hatched`."""
 
     def __init__(
@@ -45,9 +45,12 @@ class ChipGrid:
         codes: Callable[[Frame], np.ndarray] | None = None,
         words: Callable[[int], str] = str,
         hatched: bool = False,
+        top: float = 0.08,
+        bottom: float = 0.09,
     ):
         self.fig, self.theme = fig, theme
         self._codes, self._words, self._hatched = codes, words, hatched
+        self._top, self._bottom = top, -bottom
         self._slot: dict[tuple, int] = {}
         self._free: list[int] = []
         self.chips = ColumnDataSource({})
@@ -80,20 +83,20 @@ class ChipGrid:
         self._alphas = [by_code("dim", dim_levels(theme)) for _ in range(2)]
         self._bar = by_code("bar", (0.0, 1.0, theme.dim_alpha))
         alpha = self._alphas[0]
-        chip = {"left": "x", "right": at("x", SIDE), "top": at("y", _TOP), "bottom": below(_BOTTOM)}
+        chip = {"left": "x", "right": at("x", SIDE), "top": at("y", self._top), "bottom": below(self._bottom)}
         box = {**chip, "source": self.chips}
         fig.quad(**box, fill_color=self._face, fill_alpha=alpha, line_color=None, border_radius=4)
         if self._hatched:
             self._pale = by_code("hatch", _HATCH_ALPHAS)
             self._hatch = [
                 fig.segment(
-                    at("x", x0), at("y", y0), at("x", x1), at("y", y1), source=self.chips, line_alpha=self._pale,
+                    at("x", x0), at("y", self._inside(y0)), at("x", x1), at("y", self._inside(y1)), source=self.chips, line_alpha=self._pale,
                     line_width=1.3,
                 )
                 for x0, y0, x1, y1 in _HATCH
             ]  # fmt: skip
         self._feet = fig.quad(
-            left="unwritten", right=at("x", SIDE), top=below(_BOTTOM - 0.25), bottom=below(_BOTTOM),
+            left="unwritten", right=at("x", SIDE), top=below(self._bottom - 0.25), bottom=below(self._bottom),
             source=self.chips, fill_alpha=alpha, line_color=None,
         )  # fmt: skip
         self._dots = [
@@ -101,7 +104,7 @@ class ChipGrid:
                 "unwritten", below(y), at("x", SIDE), below(y), source=self.chips, line_alpha=alpha,
                 line_cap="round", line_dash=value([0, 5]), line_dash_offset=offset, line_width=2,
             )
-            for y, offset in ((_BOTTOM - 0.17, 4), (_BOTTOM - 0.07, 1))
+            for y, offset in ((self._bottom - 0.17, 4), (self._bottom - 0.07, 1))
         ]  # fmt: skip
         fig.quad(**box, fill_color=None, line_color=self._outline, line_alpha=alpha, border_radius=4)
         fig.quad(
@@ -110,13 +113,22 @@ class ChipGrid:
         )  # fmt: skip
         bar = {"x0": at("x", 0.1), "x1": at("x", 0.1), "y0": at("y", 0.2), "y1": below(-0.4)}
         fig.segment(**bar, source=self.chips, line_color=glyph.ON_OWNER, line_alpha=self._bar, line_width=2.4)
-        ring = {"left": at("x", -0.02), "right": at("x", SIDE + 0.02), "top": at("y", 0.04), "bottom": at("y1", -0.05)}
+        ring = {
+            "left": at("x", -0.02),
+            "right": at("x", SIDE + 0.02),
+            "top": at("y", self._top - 0.04),
+            "bottom": at("y1", self._bottom + 0.04),
+        }
         self._ring = fig.quad(**ring, source=self.chosen, fill_color=None, line_width=3.2, border_radius=5)
         self._ids = fig.text(
             at("x", SIDE / 2), {"expr": Stack(fields=["y", "label_y"])}, text="label", source=self.chips, text_color=self._ink, text_alpha=alpha,
             text_font=font(), text_font_style="bold", text_align="center", text_baseline="middle", text_line_height=1.25,
             x_offset=by_code("bar", (0, 2, 2)),
         )  # fmt: skip
+
+    def _inside(self, share: float) -> float:
+        """A place in a chip, as a share of its height, in its row."""
+        return self._top + share * (1 + self._bottom - self._top)
 
     def paint(self, theme: Theme) -> None:
         self.theme = theme

@@ -20,6 +20,7 @@ from .block_image import COLUMNS as IMAGE_COLUMNS
 from .block_image import ImageGrid
 from .block_marks import StepMarks
 from .block_svg import summary, svg
+from .host_strip import HostStrip
 
 __all__ = ["BlockMap", "svg"]
 
@@ -42,6 +43,7 @@ class BlockMap(View):
         self._legend = Div(sizing_mode="stretch_width", margin=0)
         self._grid: CellGrid | ImageGrid | None = None
         self._marks: StepMarks | None = None
+        self.host = HostStrip(theme)
         self.root = column(self._legend, sizing_mode="stretch_width", margin=0, spacing=0)
         self._show_pool(128)
 
@@ -73,9 +75,9 @@ class BlockMap(View):
         self._row_labels(fig, columns, num_rows, gutter)
         self._add_hover(fig)
         fig.on_event(Tap, self._tapped)
-        self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {})
+        self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {}) | self.host.sources
         self._paint_legend()
-        self.root.children = [self._legend, fig]
+        self.root.children = [self._legend, fig, self.host.root]
 
     def _row_labels(self, fig: figure, columns: int, num_rows: int, gutter: float) -> None:
         every = {16: 1, 64: 2}.get(columns, max(1, num_rows // 4))
@@ -146,6 +148,7 @@ class BlockMap(View):
         self._grid.update(frame, by_state=self._by_state(frame))
         if self._marks is not None:
             self._marks.update(frame)
+        self.host.update(frame)
         counts = glyph.count_states(frame)
         late = not frame.running or not 0 <= frame.now - self._counted_at < COUNT_EVERY
         if counts != self._counts and late:
@@ -164,6 +167,7 @@ class BlockMap(View):
         if self._hover is not None:
             self._hover.tooltips = self._tooltip()
         self._grid.paint(theme)
+        self.host.paint(theme)
         if self._marks is not None:
             self._marks.paint(theme)
         self._paint_legend()
@@ -207,6 +211,7 @@ class BlockMap(View):
         if cached:
             ids = " ".join(map(str, cached[:200])) + (" …" if len(cached) > 200 else "")
             rows.append(["cached, next to be evicted first", ids, f"{int(snapshot.filled[cached].sum()):,}", "–"])
+        rows += [[f"{i}, swapped out", f"{n:,} host blocks", "–", "–"] for i, n in self.host.waiting.items()]
         return headers, capped(rows)
 
 

@@ -31,6 +31,7 @@ class LineChart(View):
 
     series: tuple[Series, ...] = ()
     unit = ""
+    room = 0.14  # right of the newest step, for the words at the ends of the lines; a share of the steps
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         super().__init__(theme, **callbacks)
@@ -138,7 +139,10 @@ class LineChart(View):
         span = max(20.0, last - first)
         ranges = (self.figure.x_range, self.figure.y_range)
         highest = max((max(row[1:]) for row in self._history), default=0)
-        for bounds, start, end in ((ranges[0], first, first + 1.14 * span), (ranges[1], 0, self.top(highest) * 1.04)):
+        for bounds, start, end in (
+            (ranges[0], first, first + (1 + self.room) * span),
+            (ranges[1], 0, self.top(highest) * 1.04),
+        ):
             if bounds.start != start:
                 bounds.start = start
             if bounds.end != end:
