@@ -1,17 +1,21 @@
 """Other engines in processes of their own: the protocol, what becomes of those that fail, and that sleepers sleep."""
 
+import importlib
 import os
 import shutil
 import stat
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from kvscope.engine import Engine
 from kvscope.engine.bench import PEERS
 from kvscope.engine.bench.contender import Arrival
 from kvscope.engine.bench.peer_adapters.open_loop import open_loop
 from kvscope.engine.bench.peer_process import ADAPTERS, PeerFailed, PeerProcess, Settings
+from kvscope.engine.bench.trace import greedy
 from test_bench import parsed
 
 SETTINGS = Settings(
@@ -207,3 +211,17 @@ def test_transformers_takes_part_in_a_process_of_its_own(tiny_folder, tmp_path):
     rows = {(row["load"], row["engine"]): row for row in file()["rows"]}
     assert rows["prefill", "transformers"]["first tokens as ours"] == "2 of 2"
     assert rows["mixed", "transformers"]["ITL p99 ms"] > 0 and "continuous batching" in file()["transformers"]
+
+
+@pytest.mark.filterwarnings("ignore:.*holds no tokenizer")
+def test_what_llama_cpp_reads_is_the_same_model(tiny_folder, tmp_path, monkeypatch):
+    """Written as GGUF and read back by our own loader: the same tokens, so names, types and the order of rotary pairs are right."""
+    monkeypatch.syspath_prepend(ADAPTERS)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_: str(tmp_path / "cache"))
+    path = importlib.import_module("llama_gguf").converted(Path(tiny_folder), "F32", tmp_path)
+    prompts = [[5, 6, 7, 8], [9] * 20]
+    texts = []
+    for model in (tiny_folder, path):
+        with Engine(str(model), dtype="float32", num_blocks=32) as engine:
+            texts.append([output.outputs[0].token_ids for output in engine.generate(prompts, greedy(12))])
+    assert texts[0] == texts[1]
