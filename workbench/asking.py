@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvscope.engine.text.chat import ChatOptions
 
-def ask(engine: Any, talk: str | Sequence[str], sampling: Mapping[str, Any]) -> Any:
+
+def ask(engine: Any, talk: str | Sequence[str], options: Mapping[str, Any]) -> Any:
     """Submit a question and return its handle. `talk` is the question, or a conversation: question, answer, question, ….
-    `sampling` are fields of SamplingParams, or, with beam_width, of BeamSearchParams."""
-    return engine.submit(prompt_of(engine, (talk,) if isinstance(talk, str) else talk), params_of(sampling))
+    `options` are fields of SamplingParams, or, with beam_width, of BeamSearchParams; and priority, deadline and chat
+    options. Raises ValueError for chat options where the model has no template."""
+    sampling, beside = split(options)
+    return engine.submit(prompt_of(engine, (talk,) if isinstance(talk, str) else talk), params_of(sampling), **beside)
+
+
+def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(fields of SamplingParams, what `Engine.submit` takes beside them: priority, deadline and `ChatOptions`)."""
+    beside = {"priority", "deadline", *ChatOptions.__annotations__}
+    parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, value in options.items():
+        parts[name in beside][name] = value
+    return parts
 
 
 def prompt_of(engine: Any, talk: Sequence[str]) -> Any:

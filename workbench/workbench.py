@@ -19,7 +19,7 @@ from kvscope.engine.breakpoint import MAX_STEPS
 from kvscope.engine.events import Event
 from kvscope.engine.snapshot import EngineSnapshot
 
-from .asking import ask, params_of
+from .asking import ask, params_of, split
 from .controls import Commands
 from .display import Display
 from .feeder import Feeder
@@ -71,16 +71,19 @@ class Workbench(Display):
 
     # -- everything that the page can do ------------------------------------------------------------------------------
 
-    def submit(self, prompt: Any, params: Any = None, **sampling: Any) -> Any:
-        """Queue a request and return its handle. `params` is a SamplingParams, or give its fields by name."""
+    def submit(self, prompt: Any, params: Any = None, **options: Any) -> Any:
+        """Queue a request and return its handle. `params` is a SamplingParams, or give its fields by name; priority=,
+        deadline= and the options of chat messages are those of `Engine.submit`."""
+        sampling, beside = split(options)
         if params is not None and sampling:
             raise TypeError(f"submit() got params and {', '.join(sampling)}; give one of them")
-        return self.engine.submit(prompt, params_of(sampling) if params is None else params)
+        return self.engine.submit(prompt, params_of(sampling) if params is None else params, **beside)
 
-    def ask(self, question: str | Sequence[str], **sampling: Any) -> Any:
+    def ask(self, question: str | Sequence[str], **options: Any) -> Any:
         """Submit a question as the model expects one: as a chat message where it has a template, else as it stands.
-        A conversation is a list: question, answer, question, …. With beam_width=, a beam search."""
-        return ask(self.engine, question, sampling)
+        A conversation is a list: question, answer, question, …. With beam_width=, a beam search; other options as in
+        `submit`."""
+        return ask(self.engine, question, options)
 
     def run(self, name: str | Scenario | None = None) -> list[Any]:
         """Go on after a pause; with the name of a scenario, ask its questions instead. Returns their handles: a list that
