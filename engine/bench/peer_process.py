@@ -24,7 +24,7 @@ from ..models.hub import resolve
 from .contender import Arrival, Generated
 
 ADAPTERS = Path(__file__).parent / "peer_adapters"
-SECONDS = 900.0  # the longest that an answer may take: loading exports and compiles
+SECONDS = 1800.0  # the longest that an answer may take: loading exports and compiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
