@@ -86,14 +86,24 @@ class CompareHeader(Header):
         return "" if self.story_line.quiet else f"Engine {self._sides[self._teller].letter}:"
 
     def _head(self, status: Status) -> str:
-        sides = "".join(
-            f"<span><b>{side.letter}</b> {esc(side.name)}: {esc(side.info.model_name)}, {esc(side.info.dtype)}, "
-            f"{side.info.num_blocks:,} blocks × {side.info.block_size}</span>"
-            for side in self._sides
-        )
+        """The sides by name; what they have in common is said once."""
+        infos = [side.info for side in self._sides]
+        facts = [
+            (
+                f"<b>{esc(info.model_name)}</b>",
+                esc(info.dtype),
+                f"{info.num_blocks:,} blocks × {info.block_size} tokens",
+            )
+            for info in infos
+        ]
+        same = [fact for fact, *others in zip(*facts, strict=True) if all(fact == other for other in others)]
+        spans = list(same)
+        for side, own in zip(self._sides, facts, strict=True):
+            differs = [fact for fact in own if fact not in same]
+            spans.append(f"<b>{side.letter}</b> {esc(side.name)}{': ' if differs else ''}{', '.join(differs)}")
         return (
             f'<div class="head"><span class="brand">{logo()}kvscope</span><span class="tag {status.source.lower()}">'
-            f'{status.source}</span><span class="facts">{sides}</span></div>'
+            f'{status.source}</span><span class="facts">{" ".join(f"<span>{span}</span>" for span in spans)}</span></div>'
         )
 
     def summary(self) -> str:

@@ -7,8 +7,11 @@ wb.views.requests.summary(), .table()
 
 from __future__ import annotations
 
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .picture import save_picture
 from .views import DRAWN
 
 if TYPE_CHECKING:
@@ -49,6 +52,15 @@ class ViewAlone:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.refresh(), name)
+
+    def save(self, path: str | PathLike[str], *, width: int = 1100) -> Path:
+        """A picture of the newest state, `width` px wide: .png of any view, through a browser on this machine; .svg of those
+        that draw themselves (the pool map). Raises ValueError, RuntimeError with a sentence."""
+        from .layout import Screen
+
+        screen = Screen(self._workbench.choices, lambda *message: None, only=self._name)
+        screen.update(self._workbench._tick_now(), self._workbench._status(), everything=True)
+        return save_picture(screen, path, width=width)
 
     def _ipython_display_(self) -> None:
         self._workbench.show(self._name)

@@ -29,8 +29,10 @@ from .recorder import Recorder, Recording, Replay
 from .scenarios import Scenario, ScenarioRun, scenario
 from .selection import Choices, parse
 from .sentences import Context, lines
+from .tables import Tables
 from .theme import OwnerSlots
 from .tick import Tick
+from .trace_export import save_trace
 from .traffic import Traffic
 from .viewer import CPU_SHARE, STILL_SHARE
 from .views.base import Selection
@@ -216,6 +218,19 @@ class Workbench(Display):
         number = getattr(request, "request_id", request)
         told = lines([event for event in events if number in (None, event.request_id)], context)
         return [f"{line.headline} {line.consequence}".strip() for line in told]
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write steps and requests as a Chrome trace, for ui.perfetto.dev: as far back as the event log reaches."""
+        events, _, _ = self.engine.events.since(0)
+        outputs = {number: handle.partial() for number, handle in self.engine.handles().items()}
+        return save_trace(
+            path, events, outputs, title=self.engine.info.model_name, lost=events[0].index if events else 0
+        )
+
+    @property
+    def tables(self) -> Tables:
+        """What happened as pandas DataFrames: `tables.requests()`, `.steps()`, `.blocks()`, `.events()`."""
+        return Tables(self.engine)
 
     def _feed(self, advance: Callable[[], float | None]) -> Feeder:
         feeder = Feeder(self, advance)
