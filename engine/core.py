@@ -86,8 +86,9 @@ class EngineCore:
         if not self.has_work:
             return StepOutput(self.journal.step, {}, [], [], {}, 0.0)
         plan = self._open_step()
+        self.lifecycle.settle()
         self._end_overdue()
-        if not self.scheduler.has_work:  # all that lived were overdue
+        if not self.scheduler.has_work:  # all that lived were overdue, or at their end
             plan.scheduled = plan.started
             return self._close_step(plan)
         with self._faults_end_requests(plan):
@@ -242,8 +243,9 @@ class EngineCore:
     ) -> bool:
         """End one sample after its first `num_tokens` output tokens, for a reason that only text can show.
 
-        Tokens, log-probabilities and published blocks past that point are dropped. False when the sample is over
-        already: then only its record is corrected, for a stop string that ends on the very token that ended it.
+        Tokens, log-probabilities and published blocks past that point are dropped. False, and nothing changes, when the
+        sample is over already. One that has stop strings is not when it comes to its last token: whoever has its text says
+        why it ends, and where nobody does before the next step, it ends then for the reason that its token gave.
         """
         request = self.get(request_id)
         seq = request.children[child]

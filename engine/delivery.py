@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> None:
     """Carry one step's results to the records of its requests, and the end to those that a fault ended before they were
-    scheduled. A fault in making text ends that request alone."""
+    scheduled. A fault in making text ends that request alone. Requests that end here are added to `output.finished`."""
     for request_id in output.preempted:
         if record := registry.live.get(request_id):
             record.status = "preempted"
@@ -39,6 +39,8 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
             except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
                 core.cancel(request_id)
                 registry.end(record, "failed", fault)
+    ended_by_text = [r for r in output.scheduled if r not in output.finished and core.get(r).finished]
+    output.finished.extend(ended_by_text)
     deliver_ends(core, registry, [*output.scheduled, *output.finished])
 
 
@@ -81,7 +83,7 @@ def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: 
                 continue
             count = len(sample.token_ids) + 1
             logprobs = None if seq.logprobs is None else seq.logprobs[count - 1]
-            is_last = seq.status.is_over and count == seq.num_output_tokens
+            is_last = seq.finish_cause is not Cause.NONE and count == seq.num_output_tokens
             ended_by_id = is_last and seq.finish_cause in (Cause.EOS, Cause.STOP_TOKEN)
             show = record.params.include_stop_str_in_output or not ended_by_id
             stop = sample.push(token_id, logprobs, show=show)
@@ -89,5 +91,6 @@ def _publish(core: EngineCore, request: Request, record: RequestRecord, tokens: 
                 core.finish(request.id, child, count, Cause.STOP_STRING, stop)
                 sample.finish("stop", stop)
             elif is_last:
+                core.finish(request.id, child, count, seq.finish_cause, seq.stop_reason)
                 sample.finish(seq.finish_reason or "stop", seq.stop_reason)
         record.publish()

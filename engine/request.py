@@ -153,7 +153,7 @@ class Sequence:
     @property
     def finish_reason(self) -> str | None:
         """ "stop" | "length" | "cancelled" | "error", None while it lives."""
-        return _FINISH_REASONS.get(self.finish_cause)
+        return _FINISH_REASONS[self.finish_cause] if self.status.is_over else None
 
 
 class Request:

@@ -8,19 +8,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvscope.engine import Engine, EngineConfig, SamplingParams
+    from kvscope.engine import BeamSearchParams, Engine, EngineConfig, SamplingParams, StructuredOutputsParams
     from kvscope.workbench import Workbench
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BeamSearchParams": "kvscope.engine",
     "Engine": "kvscope.engine",
     "EngineConfig": "kvscope.engine",
     "SamplingParams": "kvscope.engine",
+    "StructuredOutputsParams": "kvscope.engine",
     "Workbench": "kvscope.workbench",
 }
 
-__all__ = ["Engine", "EngineConfig", "SamplingParams", "Workbench", "__version__"]
+__all__ = [
+    "BeamSearchParams",
+    "Engine",
+    "EngineConfig",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "Workbench",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

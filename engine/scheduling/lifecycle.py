@@ -1,7 +1,8 @@
 """What becomes of sequences once a step is computed: they advance, fork, get tokens, finish, or fail.
 
 The finish decision is taken token by token, in order of position: the end of sequence, a stop id, then the length; stop
-strings need text and come from outside through `finish`. Nothing past the last token of a sample is kept or published.
+strings need text and come from outside through `finish`. So a sample that has some stays undecided at its last token until
+the text is known, or the next step begins. Nothing past the last token of a sample is kept or published.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Lifecycle:
         self.journal = scheduler.journal
         self.storage = storage
         self._ended: list[Request] = []
+        self._undecided: list[Sequence] = []
         self._gaps: list[float] = []  # between tokens of the same sample, of this step
         self.metrics = metrics
 
@@ -111,8 +113,20 @@ class Lifecycle:
             seq.cumulative_logprob += logprobs[token_id]
         self.count_token(seq)
         cause = _end(seq, token_id)
-        if cause is not Cause.NONE:
-            self.finish(seq, cause, token_id if cause is Cause.STOP_TOKEN else None)
+        if cause is Cause.NONE:
+            return
+        stop_reason = token_id if cause is Cause.STOP_TOKEN else None
+        if seq.request.params.stop:
+            seq.finish_cause, seq.stop_reason = cause, stop_reason
+            self._undecided.append(seq)
+        else:
+            self.finish(seq, cause, stop_reason)
+
+    def settle(self) -> None:
+        """Nobody has found a stop string at the last token of those that are undecided: they end for the reason they had."""
+        undecided, self._undecided = self._undecided, []
+        for seq in undecided:
+            self.finish(seq, seq.finish_cause, seq.stop_reason)
 
     def count_token(self, seq: Sequence) -> None:
         """One more token came out."""
@@ -138,15 +152,12 @@ class Lifecycle:
     # --- the end of a sample --------------------------------------------------------------------------------------
 
     def finish(self, seq: Sequence, cause: Cause, stop_reason: int | str | None, num_tokens: int | None = None) -> None:
-        """End a sample, after its first `num_tokens` output tokens where given. For one that has finished already only the
-        record of its end is corrected; its event and the counters stand, and so does a cancelled or failed sample."""
-        if seq.status in (RequestStatus.CANCELLED, RequestStatus.FAILED):
+        """End a sample, after its first `num_tokens` output tokens where given. One that is over stays as it is."""
+        if seq.status.is_over:
             return
         if num_tokens is not None and num_tokens < seq.num_output_tokens:
             self._truncate(seq, num_tokens)
         seq.finish_cause, seq.stop_reason = cause, stop_reason
-        if seq.status is RequestStatus.FINISHED:
-            return
         self.tell_finished(seq, *self._leave(seq, RequestStatus.FINISHED, Cause.FINISHED))
 
     def tell_finished(self, seq: Sequence, freed: int, cached: int) -> None:

@@ -69,15 +69,26 @@ def test_a_stop_string_found_later_cuts_tokens_and_logprobs_at_the_same_place():
     core.check_integrity()
 
 
-def test_a_stop_string_on_the_very_last_token_corrects_the_record_and_ends_nothing_twice():
+@pytest.mark.parametrize("found", [True, False])
+def test_a_stop_string_on_the_very_last_token_is_why_it_ends(found):
     core = make_core()
-    core.add_request(PROMPT, greedy(4))
-    run(core)
-    assert not core.finish(1, 0, 4, Cause.STOP_STRING, "abc")
-    assert sample(core, 1).finish_reason == "stop" and len(events(core, EventKind.FINISHED)) == 1
+    core.add_request(PROMPT, greedy(4, stop="abc"))
+    while sample(core, 1).num_output_tokens < 4:
+        core.step()
+    core.check_integrity()
+    assert core.has_work and sample(core, 1).finish_reason is None, "who has the text has not spoken yet"
+    if found:
+        assert core.finish(1, 0, 4, Cause.STOP_STRING, "abc") and not core.has_work
+    else:
+        assert core.step().finished == [1]
+    assert not core.finish(1, 0, 4, Cause.LENGTH)
+    reason, cause = ("stop", Cause.STOP_STRING) if found else ("length", Cause.LENGTH)
+    (finished,) = events(core, EventKind.FINISHED)
+    assert (sample(core, 1).finish_reason, finished.cause, finished.text) == (reason, cause, "abc" if found else "")
     metrics = core.metrics()
-    assert metrics['vllm:request_success_total{finished_reason="stop"}'] == 0, "a counter never falls"
-    assert metrics['vllm:request_success_total{finished_reason="length"}'] == 1
+    ended = [metrics[f'vllm:request_success_total{{finished_reason="{r}"}}'] for r in ("stop", "length")]
+    assert ended == [found, not found]
+    core.check_integrity()
 
 
 def test_finish_refuses_more_tokens_than_there_are():

@@ -221,9 +221,16 @@ def test_a_stop_string_over_four_tokens_cuts_everything_at_one_token(make_script
 
 def test_a_stop_string_on_the_last_allowed_token_is_a_stop(make_scripted):
     engine, _ = make_scripted([*b"ABCD"])
-    (output,) = engine.generate([1], SamplingParams(temperature=0, max_tokens=3, stop="C"))
-    sample = output.outputs[0]
+    engine.pause()
+    handle = engine.submit([1], SamplingParams(temperature=0, max_tokens=3, stop="C"))
+    assert [engine.step().finished for _ in range(3)] == [[], [], [handle.request_id]]
+    sample = handle.result().outputs[0]
     assert (sample.text, sample.finish_reason, sample.stop_reason) == ("AB", "stop", "C")
+    (finished,) = events_of(engine, EventKind.FINISHED)
+    assert (finished.cause, finished.text) == (Cause.STOP_STRING, "C")
+    engine.resume()
+    assert engine.generate([1], SamplingParams(temperature=0, max_tokens=3, stop="D"))[0].outputs[0].text == "ABC"
+    assert [e.cause for e in events_of(engine, EventKind.FINISHED)] == [Cause.STOP_STRING, Cause.LENGTH]
 
 
 def test_stop_strings_count_only_behind_min_tokens(make_scripted):
