@@ -129,7 +129,10 @@ class PeerProcess:
         if not line:
             raise PeerFailed(self._how_it_ended(do))
         self._signal("SIGSTOP")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            raise PeerFailed(f"{self.name} should {do} and answered {line.strip()[:80]!r}, which is no JSON") from error
         if "error" in answer:
             raise PeerFailed(f"{self.name} could not {do}: {answer['error']}")
         return answer
@@ -167,10 +170,10 @@ def transformers_like(engine: Engine) -> PeerProcess:
 
 def _environment(python: str, threads: int) -> dict[str, str]:
     """So many threads, which soon sleep when they have nothing to do; nothing is looked for on the network. An OpenMP that the
-    peer's environment brings along goes before the one of torch, as vLLM's manual asks for."""
+    peer's environment brings along goes before the one of torch, as vLLM's manual asks for; 5 ms of waiting are its own too."""
     ours = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "OMP_WAIT_POLICY"
     }
     own_openmp = Path(python).parent.parent / "lib/libiomp5.so"
     preload = {"LD_PRELOAD": str(own_openmp.absolute())} if own_openmp.exists() else {}
-    return ours | preload | {"OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1"}
+    return ours | preload | {"OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "5", "HF_HUB_OFFLINE": "1"}

@@ -69,6 +69,11 @@ class Match:
 
 
 def run(options) -> int:
+    names = [name for name, _ in options.peer]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"peer={twice[0]!r} is given {names.count(twice[0])} times: a row is told by its name, so once"
+        )
     held = [rows for load in options.load for rows in _held(load, options)]
     blocks = 1 + max(batch * -(-tokens // ROUNDING) for batch, tokens in held) * (ROUNDING // 16)
     ours = Kvscope(
@@ -93,11 +98,13 @@ def run(options) -> int:
         for contender in contenders:
             contender.close()
     notes |= {name: f"{notes[name]}; FAILED: {fault}" for name, fault in match.faults.items()}
-    workload = (
-        f"{', '.join(options.load)}; decode: {options.new} new tokens; mixed: {options.requests} requests, {options.rate:g} a second "
-        f"(Poisson), prompts of {span(options.prompt_range)} and {span(options.new_range)} new tokens; median of {options.repeats} "
-        f"turns, others stopped meanwhile"
-    )
+    loads = {
+        "decode": f"decode of {options.new} new tokens",
+        "prefill": "prefill",
+        "mixed": f"{options.requests} requests at {options.rate:g} a second (Poisson), prompts of {span(options.prompt_range)} and "
+        f"{span(options.new_range)} new tokens",
+    }
+    workload = f"{'; '.join(loads[load] for load in options.load)}; median of {options.repeats} turns, others stopped meanwhile"
     print_table("kvscope bench peers", facts(info, workload, match.ceilings) | notes, HEADERS, match.rows, options.json)
     return int(any("FAILED" in note for note in notes.values()))
 

@@ -130,6 +130,18 @@ def test_an_interpreter_that_is_none_and_a_package_that_is_not_there_are_sentenc
         PeerProcess("openvino", sys.executable, SETTINGS)
 
 
+def test_an_answer_that_is_none_is_a_sentence(tmp_path):
+    (tmp_path / "child.py").write_text("input(); print('Welcome to the shell!', flush=True); input()")
+    with pytest.raises(PeerFailed, match="vllm should load and answered 'Welcome to the shell!', which is no JSON"):
+        PeerProcess("vllm", sys.executable, SETTINGS, script=tmp_path / "child.py")
+
+
+def test_a_peer_takes_part_once(tiny_folder, tmp_path):
+    options, _ = parsed(tiny_folder, tmp_path, "peers", "--peer=vllm=/a/python", "--peer=vllm=/b/python")
+    with pytest.raises(ValueError, match="peer='vllm' is given 2 times"):
+        options.run(options)
+
+
 def test_every_peer_has_its_adapter():
     assert {f"{name.replace('.', '_')}_peer.py" for name in PEERS} == {path.name for path in ADAPTERS.glob("*_peer.py")}
 

@@ -5,6 +5,7 @@ import os
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" keeps one CPU of two for its scheduler's process
+    "KMP_TPAUSE": "0",  # as its own launcher of workers sets it
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
