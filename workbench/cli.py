@@ -1,4 +1,4 @@
-"""The command line: `kvscope lab | app | bench | model | doctor`. Each command imports only what it needs."""
+"""The command line: `kvscope lab | app | replay | bench | model | doctor`. Each command imports only what it needs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     app.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
     app.set_defaults(run=_app)
 
+    replay = commands.add_parser("replay", help="show a recording on a page of its own, with no model")
+    replay.add_argument(
+        "file", nargs="?", default="demo", help="what wb.save() wrote (default: the demo that comes along)"
+    )
+    replay.add_argument("--port", type=int, default=5006, help="port (default 5006; 0 takes a free one)")
+    replay.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    replay.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    replay.set_defaults(run=_replay)
+
     doctor = commands.add_parser("doctor", help="print versions, what works here and what to do about the rest")
     doctor.set_defaults(run=_doctor)
 
@@ -72,6 +81,17 @@ def _app(options: argparse.Namespace) -> int:
         show=not options.no_browser and _has_display(),
         **engine_options,
     )
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from .recorder import Recording, Replay
+
+    recording = Recording.load(options.file)  # before Panel is loaded: a wrong path is told at once
+    from .app import serve
+
+    show = not options.no_browser and _has_display()
+    serve(Replay(recording), port=options.port, address=options.address, show=show)
     return 0
 
 

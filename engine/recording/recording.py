@@ -29,6 +29,7 @@ from .words import Words
 if TYPE_CHECKING:
     from .moment import Moment
 
+DEMO = Path(__file__).with_name("demo.kvscope")  # made by demo.py
 KEYFRAME_BYTES = 4 << 20  # of the states at the borders of spans, at least two of them
 
 
@@ -225,11 +226,11 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Read a file that `save` wrote. Raises ValueError with a sentence for one that is none, is damaged or is of a later
-        version, and FileNotFoundError."""
+        """Read a file that `save` wrote; "demo" is the one that comes with kvscope. Raises ValueError with a sentence for one
+        that is none, is damaged or is of another version, and FileNotFoundError."""
         from .file import read
 
-        return read(Path(path))
+        return read(DEMO if path == "demo" else Path(path))
 
     def __repr__(self) -> str:
         name = "" if self.info is None else f" {self.info.model_name}:"
