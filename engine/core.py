@@ -93,8 +93,9 @@ class EngineCore:
             return self._close_step(plan)
         with self._faults_end_requests(plan):
             self.scheduler.schedule(plan)
-            batch = Batch.from_plan(plan, block_size=self.config.block_size, device=self.device)
-            logits = self.runner.execute(batch)
+            for rows in plan.padding[1:]:
+                self.runner.execute(self._flatten(Plan(plan.step, padding=[rows])))
+            logits = self.runner.execute(self._flatten(plan))
             num_sampled = len(plan.sampled_rows)
             self.lifecycle.keep_prompt_logprobs(plan, logits[num_sampled:])
             ranked = self.beams.rank(plan, logits[:num_sampled])
@@ -102,6 +103,10 @@ class EngineCore:
             self.lifecycle.apply(plan, sampled)
             self.beams.apply(plan, ranked)
         return self._close_step(plan)
+
+    def _flatten(self, plan: Plan) -> Batch:
+        size = self.config.block_size
+        return Batch.from_plan(plan, block_size=size, num_groups=self.num_groups, device=self.device)
 
     def _open_step(self) -> Plan:
         self.journal.time = time.monotonic()
@@ -157,6 +162,7 @@ class EngineCore:
             "sequences": len(plan.sequences),
             "preempted": len(plan.preempted),
             "padding_tokens": plan.padding_tokens,
+            "token_budget": self.config.max_num_batched_tokens,
             **self.lifecycle.take_gaps(),
         }
         self.journal.emit(EventKind.STEP, numbers=numbers)

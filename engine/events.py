@@ -27,7 +27,7 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit, ttft (of its request), e2e (arrival to the end of this sample), both in seconds |
 | CANCELLED | it was ended from outside | USER, CLOSED, DEADLINE | output_tokens, cached_blocks, freed_blocks |
 | FAILED | a fault inside a step ended it | EXCEPTION, NAN_LOGITS, OUT_OF_MEMORY | freed_blocks |
-| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens, gaps (inter-token latencies observed), gap_seconds (their sum), longest_gap |
+| STEP | summary of one step | — | prefill_tokens, decode_tokens, running, waiting, used_blocks, cached_blocks, used_slots, seconds, schedule_seconds, requests, sequences, preempted, padding_tokens, token_budget (the most tokens of a step), gaps (inter-token latencies observed), gap_seconds (their sum), longest_gap |
 | CACHE_RESET | the prefix cache was emptied | USER | blocks |
 | PAUSED / CONTINUED | the driver stopped or started | USER, ERROR, BREAKPOINT (of run_until; `text` says why) | — |
 """

@@ -7,7 +7,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | in the page | message |
 |---|---|
 | data-do="run" | ["do", "run"] |
-| data-tab, data-table, data-filter, data-sample | ["tab" …, its value] |
+| data-tab, data-table, data-filter, data-sample, data-token | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label, data-pace, data-speed | ["label" …, its value]; ["until", kind] where that is what was chosen |
 | a tap or a drag on the player's track | ["goto", step] |
@@ -93,6 +93,7 @@ function attach(el) {
       if (data.table) return send("table", data.table);
       if (data.filter) return send("filter", data.filter);
       if (data.sample) return send("sample", Number(data.sample));
+      if (data.token) return send("token", data.token);
       if (data.b) { event.preventDefault(); return send("select", "block", Number(data.b)); }
       if (data.r) return send("select", "request", Number(data.r));
     }

@@ -177,6 +177,10 @@ class Commands:
         if name in FILTERS:
             self._choices.log_filter = name
 
+    def _token(self, place: str) -> None:
+        request_id, sample, index = map(int, place.split(":"))
+        self._choices.token = (request_id, sample, index)
+
     def _sample(self, index: float) -> None:
         self._choices.sample = max(0, int(index))
 
@@ -216,7 +220,7 @@ class Commands:
         self._wb.change_rate(float(value))
 
 
-_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "label", "select", "hello", "submit", "traffic", "rate",
+_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "token", "label", "select", "hello", "submit", "traffic", "rate",
                     "goto", "until", "speed"})  # fmt: skip
 
 

@@ -36,11 +36,12 @@ SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at 
 ROOM = 1.25
 _MEASURE = (  # in reading order, and how many columns each takes
     ("throughput", "span"),
-    ("queue", ""),
+    ("batch", ""),
     ("memory", "span"),
     ("ledger", ""),
-    ("latency", "full_row"),
-    ("prefix_hits", "span"),
+    ("latency", "most_of_row"),
+    ("queue", ""),
+    ("prefix_hits", ""),
     ("host", ""),
 )
 
@@ -63,7 +64,7 @@ class Panel:
         frame = self.reader.read(tick, self.view)
         as_table = choices.shows_table(self.name)
         if isinstance(self.view, Output):
-            self.view.as_table, self.view.sample = as_table, choices.sample
+            self.view.as_table, self.view.sample, self.view.token = as_table, choices.sample, choices.token
         if isinstance(self.view, EventLog):
             self.view.filter = choices.log_filter
         if self.name == "block_map" and getattr(self.view, "label", choices.label) != choices.label:

@@ -86,6 +86,7 @@ _GRIDS = {
 @container kv (min-width:{NARROW}px){{:host{{grid-template-columns:repeat(3,minmax(0,1fr))}}}}
 @container kv (min-width:{WIDE}px){{:host{{grid-template-columns:repeat(4,minmax(0,1fr))}}}}""",
     "span": ":host{grid-column:span 2}",
+    "most_of_row": f":host{{grid-column:1/-1}}@container kv (min-width:{WIDE}px){{:host{{grid-column:span 3}}}}",
     "full_row": ":host{grid-column:1/-1}",
 }
 
@@ -158,6 +159,8 @@ details>summary::before{content:"▸";color:var(--muted)} details[open]>summary:
 .mini{display:flex;flex-wrap:wrap;gap:4px;margin:2px 0 8px}
 .mini button{min-width:31px;height:26px;padding:0 4px;border-radius:4px;font-weight:700;font-size:13px;color:var(--on);border:1px solid var(--cellline);position:relative}
 .mini button.two::before{content:"";position:absolute;left:2px;top:4px;bottom:4px;width:2.6px;border-radius:1px;background:var(--on)}
+.mini .null{font-size:12.5px;color:var(--muted);border:1.6px solid var(--line2);border-radius:4px;height:26px;line-height:23px;padding:0 4px;background:var(--cached)}
+.out [data-token]{cursor:pointer} .out [data-token]:hover{background:var(--sunk)}
 .mini button.shared{background:var(--shared)!important;color:var(--shared-ink)}
 .slots{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:3px;margin:8px 0}
 .slots div{border:1px solid var(--cellline);border-radius:3px;font-size:12.5px;height:26px;line-height:24px;text-align:center;overflow:hidden;white-space:nowrap;color:var(--on)}

@@ -12,6 +12,7 @@ from kvscope.workbench.views.block_map import BlockMap
 from kvscope.workbench.views.eviction_queue import EvictionQueue
 from kvscope.workbench.views.forest import lay_out
 from kvscope.workbench.views.prefix_tree import PrefixTree
+from kvscope.workbench.views.requests import Requests
 
 A, B = [1] * 8, [2] * 4
 
@@ -167,6 +168,10 @@ def test_swapped_blocks_stand_in_the_host_strip_under_the_pool():
     assert view.host.cells.data["x"].tolist() == [0.5, 1.5] and view.host.cells.data["dim"].tolist() == [1, 1]
     assert view.host.words.text == "Host memory for swapped blocks: <b>2</b> of 8 in use."
     assert ["2, swapped out", "2 host blocks", "–", "–"] in view.table()[1]
+    requests = Requests()
+    requests.update(frame_of(core))
+    assert requests.table()[1][1][:2] == ["2", "swapped out"] and "1 swapped out" in requests.summary()
+    assert "on the host" in requests.root.text
     run(core)
     view.update(frame_of(core))
     assert not len(view.host.cells.data["x"])

@@ -12,6 +12,7 @@ from kvscope.engine.events import Event, EventKind
 from kvscope.workbench.machine import Machine, find_nvml
 from kvscope.workbench.theme import DARK, LIGHT, OwnerSlots
 from kvscope.workbench.views.base import Frame, Selection
+from kvscope.workbench.views.batch import Batch
 from kvscope.workbench.views.dot_strip import MOST_DOTS, Dot, DotStrip, _stacked
 from kvscope.workbench.views.host import Host
 from kvscope.workbench.views.latency import Latency, percentiles
@@ -115,6 +116,26 @@ def test_too_many_requests_are_a_histogram():
     assert not strip.dots.data["x"] and max(strip.bars.data["top"]) > 0
     strip.update([], 0.0, 0.0)
     assert not strip.marks.data["text"]
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_bars_are_the_tokens_of_each_step_under_the_budget():
+    core = make_core(max_num_batched_tokens=8)
+    core.add_request([1] * 12, greedy(4))
+    core.add_request([2] * 3, greedy(4))
+    run(core)
+    view = Batch()
+    view.update(frame_of(core))
+    assert view.bars.data == {"step": [1, 2, 3, 4, 5], "decode": [0, 0, 2, 2, 2], "total": [8, 7, 2, 2, 2]}
+    assert view.ends.data["name"] == ["decode", "prefill", "budget"] and view.ends.data["number"] == ["2", "0", "8"]
+    assert view.figure.y_range.end > 8 and view.summary() == "Step 5 processed 2 tokens for 2 sequences."
+    for _ in range(30):
+        core.add_request([3] * 3, greedy(4))
+        run(core)
+    view.update(Frame(core.snapshot(), core.events.since(0)[0]))
+    assert len(view.bars.data["step"]) <= 60
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------
@@ -223,7 +244,7 @@ def test_the_machine_is_read_once_a_second_with_its_gpus():
     assert bars["GPU 0 clocks"] == "2,040 MHz, memory 6,251 MHz" and bars["GPU 1 heat"] == "64 °C"
     assert view.summary() == "Read once a second. NVIDIA L4, NVIDIA H200."
     assert (
-        "One step: <b>200 ms</b>, of which scheduler 1 ms." in view.root.text and "%</b> of one core" in view.root.text
+        "One step: <b>200 ms</b>, of which scheduler 1.0 ms." in view.root.text and "%</b> of one core" in view.root.text
     )
     view.update(machine_frame(0.5))
     assert view._sample is first
@@ -258,7 +279,7 @@ def test_whatever_is_missing_of_nvml_is_no_error(monkeypatch, found):
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Ledger, Latency, Queue, PrefixHits, Host])
+@pytest.mark.parametrize("kind", [Ledger, Latency, Batch, Queue, PrefixHits, Host])
 def test_a_second_costs_little_and_time_may_go_back(kind, wire):
     view, source = kind(), FakeSource(FakeEngine(), state="running")
     line, sizes = wire(view), []

@@ -16,6 +16,7 @@ _HOMES = {
     "prefix_tree": ("prefix_tree", "PrefixTree"),
     "eviction_queue": ("eviction_queue", "EvictionQueue"),
     "ledger": ("ledger", "Ledger"),
+    "batch": ("batch", "Batch"),
     "latency": ("latency", "Latency"),
     "queue": ("queue", "Queue"),
     "prefix_hits": ("prefix_hits", "PrefixHits"),

@@ -23,7 +23,9 @@ SIDE = 0.94  # of a chip in its column
 _SLOTS = 64  # the source grows by so many rows
 _TALL = 1 << 40  # marks the label code of a tall chip
 _HATCH_ALPHAS = (0.0, 1.0, 0.87, 0.74, 0.61, 0.48, 0.35)  # by `hatch_codes`
-_HATCH = ((0.05, 0.5, 0.36, 0.02), (0.05, 0.97, 0.62, 0.02), (0.3, 0.97, 0.88, 0.02), (0.57, 0.97, 0.89, 0.45))  # of its face
+_HATCH = (  # of its face; the middle is left to the label
+    (0.04, 0.46, 0.17, 0.02), (0.04, 0.97, 0.31, 0.02), (0.63, 0.97, 0.9, 0.02), (0.77, 0.97, 0.9, 0.5),
+)  # fmt: skip
 
 
 def below(shift: float) -> dict:
@@ -33,7 +35,7 @@ def below(shift: float) -> dict:
 
 class ChipGrid:
     """Draws a grid of block ids [rows, columns] into `fig`, −1 where a row has no block; the null block may stand in it many
-    times. Of its row a chip leaves `top` and `bottom` free.
+    times. Of its row a chip leaves `top` and `bottom` free, and writes at `middle`.
     `codes(frame)` gives what chips say, an integer a block, for `words`; by default the id. Blocks that are only
     cached are hatched, paler the longer they are idle, where `hatched`."""
 
@@ -47,10 +49,11 @@ class ChipGrid:
         hatched: bool = False,
         top: float = 0.08,
         bottom: float = 0.09,
+        middle: float = 0.43,
     ):
         self.fig, self.theme = fig, theme
         self._codes, self._words, self._hatched = codes, words, hatched
-        self._top, self._bottom = top, -bottom
+        self._top, self._bottom, self._middle = top, -bottom, round(100 * middle)
         self._slot: dict[tuple, int] = {}
         self._free: list[int] = []
         self.chips = ColumnDataSource({})
@@ -189,7 +192,7 @@ class ChipGrid:
             "x": (column, -1, lambda _, codes: [float("nan") if c < 0 else c for c in codes.tolist()]),
             "y": (row, 0, None),
             "height": (height, 0, None),
-            "label_y": (np.where(tall, 50 * height, 43), 0, lambda _, codes: (codes / 100).tolist()),
+            "label_y": (np.where(tall, 50 * height, self._middle), 0, lambda _, codes: (codes / 100).tolist()),
             "face": (glyph.face_codes(frame, by_state=False)[block], 0, None),
             "bar": ((glyph.barred(frame)[block] & (ref[block] == 1)) * (1 + dim), 0, None),
             "dim": (dim, 0, None),

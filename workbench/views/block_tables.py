@@ -279,9 +279,10 @@ def group_words(frame: Frame, group: int) -> str:
     requests = frame.snapshot.requests
     if not requests or len(requests[0].block_tables) < 2:
         return ""
-    if frame.info is None:
+    spec = getattr(frame.info, "spec", None)  # a recording holds the plain facts only
+    if spec is None:
         return f"KV group {group}"
-    window = frame.info.spec.kv_groups[group].window
+    window = spec.kv_groups[group].window
     return f"KV group {group}: " + (f"window of {window:,}" if window else "all tokens")
 
 

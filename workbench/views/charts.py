@@ -53,10 +53,7 @@ class LineChart(View):
 
     def top(self, highest: float) -> float:
         """Upper end of the axis for the highest value drawn: a round number."""
-        if highest <= 0:
-            return 1.0
-        scale = 10 ** math.floor(math.log10(highest))
-        return next(n * scale for n in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if highest <= n * scale)
+        return round_top(highest)
 
     # -- building -----------------------------------------------------------------------------------------------------
 
@@ -166,6 +163,14 @@ class LineChart(View):
         """The last 8 steps."""
         headers = ["Step", *(s.name for s in self.series)]
         return headers, [[f"{row[0]:,.0f}", *(self.number(v) for v in row[1:])] for row in self._history[-8:]]
+
+
+def round_top(highest: float) -> float:
+    """A round number that is not below `highest`; 1 where nothing is above 0."""
+    if highest <= 0:
+        return 1.0
+    scale = 10 ** math.floor(math.log10(highest))
+    return next(n * scale for n in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if highest <= n * scale)
 
 
 def spread_apart(values: Sequence[float], least: float, height: float) -> list[float]:

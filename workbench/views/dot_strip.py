@@ -53,7 +53,7 @@ class DotStrip:
         fig.yaxis.visible = False
         fig.xaxis.ticker = BasicTicker(desired_num_ticks=4, num_minor_ticks=0)
         fig.title = Title(text=title, text_font=FONT, text_font_style="bold", align="left")
-        self._lines = [Span(location=0, dimension="height", line_width=1.8, line_dash=dash, visible=False)
+        self._lines = [Span(location=0, dimension="height", line_width=1.8, line_dash=dash, visible=False, level="underlay")
                        for dash in ("solid", "dashed")]  # fmt: skip
         for line in self._lines:
             fig.add_layout(line)

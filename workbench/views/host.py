@@ -16,6 +16,7 @@ from ..machine import Gpu, Machine, Sample, find_nvml
 from ..markup import esc, size
 from ..theme import LIGHT, Theme
 from .base import Frame, replace_if_changed
+from .dot_strip import duration
 from .html import HtmlView
 
 _MOST_CORES = 4  # each with a bar of its own
@@ -78,8 +79,8 @@ class Host(HtmlView):
         seconds = [event.numbers.get("seconds", 0.0) for event in self._steps]
         if seconds:
             schedule = [event.numbers.get("schedule_seconds", 0.0) for event in self._steps]
-            mean, scheduler = 1000 * sum(seconds) / len(seconds), 1000 * sum(schedule) / len(schedule)
-            yield f"One step: <b>{mean:.3g} ms</b>, of which scheduler {scheduler:.2g} ms."
+            mean, scheduler = (duration(sum(part) / len(seconds)) for part in (seconds, schedule))
+            yield f"One step: <b>{mean}</b>, of which scheduler {scheduler}."
         yield f"Views: <b>{sample.viewer:.1f} %</b> of one core."
         if sample.load is not None:
             yield f"Load over a minute: {sample.load:.1f} on {len(sample.cores)} cores."

@@ -1,35 +1,33 @@
 """Newest output and inspector in one panel: what is written now, or everything about the selected request or block.
 
 Nothing selected: the newest running request, streaming. A request: its state with the reason, prompt and cached tokens,
-blocks, time to first token, its block table, its text. A block: readers, place, generation, age and its slots with the
-text of the tokens in them. Where log-probabilities were asked for, unlikely tokens are dotted and the newest token's
-alternatives are shown as bars.
+blocks, time to first token, its block table, its text. A block: what `block_card` says. Where log-probabilities were asked
+for, unlikely tokens are dotted, and of the token that was clicked, or else the newest, the alternatives are shown as bars, with
+the step in which it was chosen and where its keys and values lie.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from bokeh.models import Div
+from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import CompletionOutput, RequestOutput
-from kvscope.engine.snapshot import BlockState, RequestState
+from kvscope.engine.snapshot import RequestState
 
-from ..markup import chip, esc, hue, panel_head, plural, size, table
+from ..markup import esc, hue, panel_head, plural, table
 from ..theme import LIGHT, Theme, sample_letter
 from .base import Frame, View, capped, label_of
+from .block_card import BlockEvents, block_card
+from .block_tables import group_words
 from .requests import live_requests, phase
 
 _UNLIKELY = 0.40
+_STEPS = 4096  # whose times are kept
 _EVERY = 0.2  # seconds between refreshes while the engine runs
-_STATE_WORDS = {
-    BlockState.EMPTY: "empty",
-    BlockState.CACHED: "cached, can be evicted",
-    BlockState.ACTIVE: "active",
-    BlockState.SHARED: "shared",
-    BlockState.PINNED: "pinned",
-    BlockState.IN_FLIGHT: "a copy is in flight",
-}
 
 
 class Output(View):
@@ -53,6 +51,7 @@ class Output(View):
         self._texts, self._decode = texts, decode
         self._shown = shown  # characters of the text that stay on screen
         self.sample = 0
+        self.token: tuple[int, int, int] | None = None  # (request id, sample, index) that was clicked
         self.as_table = False
         self.reset()
 
@@ -61,15 +60,20 @@ class Output(View):
         self._drawn_at = -1.0
         self._output: RequestOutput | None = None
         self._newest = 0
+        self._events = BlockEvents()
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_STEPS)  # (time, number)
 
     # -- what to show -------------------------------------------------------------------------------------------------
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
+        self._events.learn(frame.events)
         for event in frame.events:
-            if event.kind == "admitted":
+            if event.kind is EventKind.ADMITTED:
                 self._newest = max(self._newest, event.request_id)
-        asked = (frame.selection, self.sample, self.as_table, frame.running)
+            elif event.kind is EventKind.STEP:
+                self._steps.append((event.time, event.step))
+        asked = (frame.selection, self.sample, self.token, self.as_table, frame.running)
         if frame.running and asked == self._drawn and frame.now - self._drawn_at < _EVERY:
             return
         self._drawn, self._drawn_at = asked, frame.now
@@ -98,7 +102,7 @@ class Output(View):
 
     def _body(self, frame: Frame, request_id: int) -> str:
         if frame.selection is not None and frame.selection.kind == "block":
-            return self._block_card(frame, frame.selection.id)
+            return block_card(frame, frame.selection.id, self._texts, self._decode, self._events)
         if not request_id:
             return '<p class="sum">Text appears here while the model writes it.</p>'
         group = next((g for g in live_requests(frame) if g[0].id == request_id), [])
@@ -145,17 +149,26 @@ class Output(View):
         return '<dl class="facts2">' + "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in rows) + "</dl>"
 
     def _mini_table(self, frame: Frame, group: list[RequestState]) -> str:
+        """The block table of the shown sample, one a KV group."""
         sequence = group[min(self.sample, len(group) - 1)]
-        bar = " two" if frame.slots.barred(sequence.id) else ""
-        cells = []
-        for block in (b for t in sequence.block_tables for b in t.tolist()):
-            kind = "shared" if frame.snapshot.ref_count[block] > 1 else bar.strip()
-            cells.append(
-                f'<button type="button" class="{kind}" style="background:{hue(sequence.id, frame.slots)}" '
-                f'data-b="{block}">{block}</button>'
-            )
-        lead = f'<p class="sum" style="margin:2px 0 4px">Block table of {label_of(sequence)}, in reading order</p>'
-        return f'{lead}<div class="mini">{"".join(cells)}</div>' if cells else ""
+        bar = "two" if frame.slots.barred(sequence.id) else ""
+        html = ""
+        for number, blocks in enumerate(sequence.block_tables):
+            cells = []
+            for block in blocks.tolist():
+                if not block:
+                    cells.append('<span class="null" title="out of the window">null</span>')
+                    continue
+                kind = "shared" if frame.snapshot.ref_count[block] > 1 else bar
+                cells.append(
+                    f'<button type="button" class="{kind}" style="background:{hue(sequence.id, frame.slots)}" '
+                    f'data-b="{block}">{block}</button>'
+                )
+            if cells:
+                words = group_words(frame, number) or "in reading order"
+                html += f'<p class="sum" style="margin:2px 0 4px">Block table of {label_of(sequence)}, {words}</p>'
+                html += f'<div class="mini">{"".join(cells)}</div>'
+        return html
 
     def _text(self, group: list[RequestState]) -> str:
         completion = self._completion()
@@ -171,88 +184,69 @@ class Output(View):
         return f'<div class="out">{cut}{esc(text[-self._shown :].lstrip())}{caret}</div>'
 
     def _marked(self, completion: CompletionOutput) -> str:
-        """The newest tokens; an unlikely one is dotted, the newest is framed."""
-        first = max(0, len(completion.token_ids) - self._shown // 5)
+        """The newest tokens; an unlikely one is dotted, the one that is explained below is framed."""
+        first, shown = max(0, len(completion.token_ids) - self._shown // 5), self._explained(completion)
         pieces = []
         for i in range(first, len(completion.token_ids)):
             token = completion.token_ids[i]
             p = math.exp(completion.logprobs[i].get(token, 0.0)) if i < len(completion.logprobs) else 1.0
-            kind = "now" if i == len(completion.token_ids) - 1 else "lo" if p < _UNLIKELY else ""
-            pieces.append(f'<span class="{kind}">{esc(self._decode(token))}</span>')
+            kind = "now" if i == shown else "lo" if p < _UNLIKELY else ""
+            place = f"{self._output.request_id}:{completion.index}:{i}"
+            pieces.append(f'<span class="{kind}" data-token="{place}">{esc(self._decode(token))}</span>')
         return ("… " if first else "") + "".join(pieces)
 
+    def _explained(self, completion: CompletionOutput) -> int:
+        """Which token is explained: the one that was clicked, if it is of this text, else the newest."""
+        newest = len(completion.token_ids) - 1
+        if self.token is None or self.token[:2] != (self._output.request_id, completion.index):
+            return newest
+        return min(self.token[2], newest)
+
     def _alternatives(self, completion: CompletionOutput, group: list[RequestState]) -> str:
-        newest = completion.token_ids[-1]
-        ranked = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1])[:5]
+        index = self._explained(completion)
+        chosen = completion.token_ids[index]
+        known = completion.logprobs[index] if index < len(completion.logprobs) else {}
+        ranked = sorted(known.items(), key=lambda item: -item[1])[:5]
         if len(ranked) < 2:
             return ""
         rows = "".join(
-            f"<code{_bold(token == newest)}>{esc(self._decode(token).strip() or self._decode(token))}</code>"
-            f'<span class="bar{" taken" if token == newest else ""}" style="width:{max(1, 100 * math.exp(lp)):.0f}%">'
+            f"<code{_bold(token == chosen)}>{esc(self._decode(token).strip() or self._decode(token))}</code>"
+            f'<span class="bar{" taken" if token == chosen else ""}" style="width:{max(1, 100 * math.exp(lp)):.0f}%">'
             f"</span><span>{math.exp(lp):.2f}</span>"
             for token, lp in ranked
         )
-        place = len(self._output.prompt_token_ids) + len(completion.token_ids)
+        place = len(self._output.prompt_token_ids) + index
+        step = self._step_of(completion, index)
+        at = f" at step {step}" if step is not None else ""
         return (
-            f'<div class="alts"><span class="hd">Token {place}{self._stored(place - 1, group)}</span>{rows}</div><p class="sum" style="margin:7px 0 0">'
-            f'<span style="border-bottom:2px dotted var(--waste)">dotted</span>: less likely than {_UNLIKELY:.2f}</p>'
+            f'<div class="alts"><span class="hd">Token {place + 1}{at}{self._stored(place, group)}</span>{rows}</div>'
+            f'<p class="sum" style="margin:7px 0 0"><span style="border-bottom:2px dotted var(--waste)">dotted</span>: '
+            f"less likely than {_UNLIKELY:.2f}; click a token to see what else it might have been</p>"
         )
+
+    def _step_of(self, completion: CompletionOutput, index: int) -> int | None:
+        """The step that chose a token: the last one that had been computed when it came."""
+        if index >= len(completion.token_times):
+            return None
+        before = bisect_right(self._steps, (completion.token_times[index], math.inf))
+        return self._steps[before - 1][1] if before else None
+
+    def _sequence(self, group: list[RequestState]) -> RequestState | None:
+        """The shown sample, while it lives."""
+        return next((r for r in group if r.child == min(self.sample, len(self._output.outputs) - 1)), None)
 
     def _stored(self, position: int, group: list[RequestState]) -> str:
         """Where the keys and values of the token at `position` lie; nothing while they are not computed yet."""
-        sequence = next((r for r in group if r.child == min(self.sample, len(self._output.outputs) - 1)), None)
+        sequence = self._sequence(group)
         if sequence is None or position >= sequence.num_computed_tokens:
             return ", stored with the next step" if sequence is not None else ""
         logical, slot = divmod(position, self.frame.snapshot.block_size)
-        block = int(sequence.block_tables[0][logical])
-        link = f'<a href="#" data-b="{block}" style="color:var(--accent)">{block}</a>'
-        return f", stored in block {link}, slot {slot}"
-
-    # -- a block ------------------------------------------------------------------------------------------------------
-
-    def _block_card(self, frame: Frame, block: int) -> str:
-        snapshot = frame.snapshot
-        if not 0 <= block < snapshot.num_blocks:
-            return f'<p class="sum">The pool has blocks 0 to {snapshot.num_blocks - 1}.</p>'
-        readers = [snapshot.requests[i] for i in frame.readers(block)]
-        names = " ".join(chip(label_of(r), r.id, frame.slots) for r in readers[:8]) or "none"
-        place = "–"
-        if readers:
-            place = f"logical block {readers[0].block_tables[0].tolist().index(block)} of {label_of(readers[0])}"
-        generation = int(snapshot.generation[block])
-        age = snapshot.step - int(snapshot.last_used_step[block])
-        memory = f"{size(frame.info.block_bytes)}, {frame.info.dtype}" if frame.info is not None else ""
-        rows = [
-            ("State", _STATE_WORDS[BlockState(int(snapshot.block_state[block]))]),
-            ("Readers", names),
-            ("Place", esc(place)),
-            ("Generation", f"{generation}" + (" (this id was recycled)" if generation > 1 else "")),
-            ("Last used", f"{plural(age, 'step')} ago" if age else "this step"),
-            *([("Memory", esc(memory))] if memory else []),
-        ]
-        facts = '<dl class="facts2">' + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
-        return facts + self._slots(frame, block, readers)
-
-    def _slots(self, frame: Frame, block: int, readers: list[RequestState]) -> str:
-        filled, block_size = int(frame.snapshot.filled[block]), frame.snapshot.block_size
-        tokens: list[int] = []
-        if readers:
-            first = readers[0]
-            output = self._texts(first.id)
-            if output is not None:
-                written = output.outputs[first.child].token_ids if first.child < len(output.outputs) else []
-                start = first.block_tables[0].tolist().index(block) * block_size
-                tokens = [*output.prompt_token_ids, *written][start : start + filled]
-        colour = hue(readers[0].id, frame.slots) if len(readers) == 1 else ""
-        cells = []
-        for slot in range(min(block_size, 64)):
-            if slot >= filled:
-                cells.append(f'<div class="e" title="slot {slot}: unwritten"></div>')
-                continue
-            text = self._decode(tokens[slot]) if slot < len(tokens) else ""
-            style = f' style="background:{colour}"' if colour else ' class="plain"'
-            cells.append(f'<div{style} title="slot {slot}">{esc(text.strip() or text)}</div>')
-        return f'<div class="slots">{"".join(cells)}</div>'
+        places = []
+        for number, blocks in enumerate(sequence.block_tables):
+            block, words = int(blocks[logical]), group_words(self.frame, number)
+            link = f'<a href="#" data-b="{block}" style="color:var(--accent)">{block}</a>' if block else "null"
+            places.append(f"block {link}" + (f" ({words})" if words else ""))
+        return f", stored in {' and '.join(places)}, slot {slot}"
 
     @property
     def text(self) -> str:
@@ -279,17 +273,22 @@ class Output(View):
         return f"Request {self._output.request_id}{sample}, {plural(len(completion.token_ids), 'token')} so far."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        headers = ["#", "Token", "Probability"]
+        headers = ["#", "Token", "Probability", "Step", "Block", "Slot"]
         completion = self._completion()
         if completion is None:
             return headers, []
-        first = max(0, len(completion.token_ids) - 100)
-        rows = []
-        for i in range(first, len(completion.token_ids)):
+        group = next((g for g in live_requests(self.frame) if g[0].id == self._output.request_id), [])
+        sequence, rows = self._sequence(group), []
+        for i in range(max(0, len(completion.token_ids) - 100), len(completion.token_ids)):
             token = completion.token_ids[i]
             known = completion.logprobs[i] if completion.logprobs and i < len(completion.logprobs) else {}
             p = f"{math.exp(known[token]):.2f}" if token in known else "–"
-            rows.append([str(i), self._decode(token), p])
+            step, blocks, slot = self._step_of(completion, i), "–", "–"
+            position = len(self._output.prompt_token_ids) + i
+            if sequence is not None and position < sequence.num_computed_tokens:
+                logical, slot = divmod(position, self.frame.snapshot.block_size)
+                blocks = " ".join(str(t[logical] or "null") for t in sequence.block_tables)
+            rows.append([str(i), self._decode(token), p, "–" if step is None else str(step), blocks, str(slot)])
         return headers, capped(rows)
 
 

@@ -79,7 +79,7 @@ class PrefixTree(View):
         fig.yaxis.visible = False
         fig.xaxis.ticker = self._ticker = FixedTicker()
         self._twigs = fig.multi_line("xs", "ys", source=self.twigs, line_width=1.6)
-        self._chips = ChipGrid(fig, theme, codes=self._codes, words=self._label, hatched=True)
+        self._chips = ChipGrid(fig, theme, codes=self._codes, words=self._label, hatched=True, middle=0.54)
         self._head_text = fig.text(
             0.02, "y", text="text", source=self.heads, text_font=font(), text_baseline="bottom", y_offset=-4
         )

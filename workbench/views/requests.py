@@ -96,6 +96,7 @@ class Requests(View):
         counts = [phase(group).split()[0].rstrip(",") for group in live_requests(self.frame)]
         parts = [f"{counts.count(name)} in {name}" for name in ("decode", "prefill", "recompute") if name in counts]
         parts += [f"{counts.count(name)} {name}" for name in ("waiting", "preempted") if name in counts]
+        parts += [f"{counts.count('swapped')} swapped out"] if "swapped" in counts else []
         finished = f"{plural(self.num_finished, 'request')} finished"
         return (
             f"{', '.join(parts)}; {finished}."
@@ -123,13 +124,13 @@ def live_requests(frame: Frame) -> list[list[RequestState]]:
 
 
 def phase(group: list[RequestState]) -> str:
-    """What a request does now: decode, prefill 64/222, recompute 12/90, waiting or preempted."""
+    """What a request does now: decode, prefill 64/222, recompute 12/90, waiting, preempted or swapped out."""
     live = [r for r in group if r.status not in ENDED]
     if not live:
         return group[0].status
     first = live[0]
     if first.status != "running":
-        return first.status
+        return "swapped out" if first.host_tables else first.status
     goal = first.num_prompt_tokens + first.num_output_tokens
     if first.num_output_tokens == 0:
         return f"prefill {first.num_computed_tokens}/{first.num_prompt_tokens}"
@@ -145,4 +146,6 @@ def _blocks(group: list[RequestState]) -> int:
 def _held(group: list[RequestState]) -> str:
     if group[0].status == "waiting":
         return "in queue"
+    if group[0].host_tables:
+        return "on the host"
     return plural(_blocks(group), "block")
