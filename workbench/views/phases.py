@@ -1,8 +1,9 @@
 """Phases of requests over steps: waiting, prefill, decode, preempted, finished, and why.
 
 Which phase a request is in comes from the snapshots, so a viewer that missed events is right again with the next
-frame; the step where a phase begins, and the reason, come from the events. What one frame with all events gives and what
-many frames gave, step by step, is the same.
+frame; the step where a phase begins, and the reason, come from the events. One frame with all events gives what many
+frames gave, step by step; only where samples of a request were preempted apart and one has ended since, the border between
+its recompute and decode is an estimate.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Phases:
         self.spans: dict[int, list[Span]] = {}
         self.changes = 0  # grows when anything but the last step of an open span changes
         self._count = 0
+        self._running: dict[int, set[int]] = {}  # by request: its samples that run, as events told
 
     def update(self, frame: Frame) -> None:
         ends: dict[int, Event] = {}
@@ -54,9 +56,10 @@ class Phases:
             self.context.learn((event,))
             if event.kind in _ENDS:
                 ends[event.request_id] = event
-                self._end_lane(event)
+                self._end_lane(event, event.step)
             elif event.kind in _BEGINS:
-                self._begin(event)
+                if not self._others_run(event):
+                    self._begin(event)
             elif event.kind is EventKind.FORKED and "samples" in event.numbers:
                 self._fork(event)
             elif event.kind is EventKind.BLOCKED and event.request_id in self.spans:
@@ -67,12 +70,34 @@ class Phases:
         self.context.learn(snapshot=frame.snapshot)
         self._follow(frame, ends)
 
-    def _end_lane(self, event: Event) -> None:
-        """A sample decodes until the step that its end names, however long ago the last snapshot was."""
+    def _end_lane(self, event: Event, last: int) -> None:
+        """A sample decodes until the step that its end names, however long ago the last snapshot was: of a prefill whose end
+        was not seen it is kept for the decode that follows."""
+        self._running.get(event.request_id, set()).discard(event.child)
         span = self.spans[event.request_id][-1] if event.request_id in self.spans else None
-        if span is not None and span.lanes and event.child in span.lanes:
-            span.lanes[event.child] = max(span.first, event.step)
+        if span is not None and span.phase in ("prefill", "decode"):
+            span.lanes = (span.lanes or {}) | {event.child: max(span.first, last)}
             self.changes += 1
+
+    def _others_run(self, event: Event) -> bool:
+        """Whether the request as a whole goes on as it was, because other samples of it run all the while."""
+        if event.kind is EventKind.SUBMITTED:
+            return False
+        running = self._running.setdefault(event.request_id, set())
+        if event.kind is EventKind.PREEMPTED:
+            running.discard(event.child)
+            if running:
+                self._end_lane(event, event.step - 1)
+            return bool(running)
+        others = bool(running)
+        running.add(event.child)
+        return others
+
+    @staticmethod
+    def _take_lanes(prefill: Span, begin: int) -> dict[int, int]:
+        """Of samples that ended in a decode from step `begin` on that nobody saw begin."""
+        lanes, prefill.lanes = prefill.lanes or {}, None
+        return {child: last for child, last in lanes.items() if last >= begin}
 
     @staticmethod
     def _end(span: Span, phase: str, now: int, request: RequestState) -> int:
@@ -88,6 +113,7 @@ class Phases:
         if spans and spans[-1].open and spans[-1].phase == "prefill":
             spans[-1].open, spans[-1].last = False, event.step
             lanes = dict.fromkeys(range(int(event.numbers["samples"])), event.step)
+            self._running.setdefault(event.request_id, set()).update(lanes)
             self._add(event.request_id, Span("decode", event.step + 1, event.step, lanes=lanes))
 
     def _begin(self, event: Event) -> None:
@@ -99,11 +125,15 @@ class Phases:
             event.numbers.get("cached_tokens", 0),
             event.numbers.get("prompt_tokens") or event.numbers.get("total_tokens", 0),
         )
+        if spans and spans[-1].open and spans[-1].phase == "decode" and spans[-1].first >= event.step:
+            spans.pop()  # it ended before its first step
         if spans and spans[-1].open:
             seen, last = spans[-1].last, max(spans[-1].first, event.step - 1)
             spans[-1].open, spans[-1].last = False, last
             spans[-1].lanes = spans[-1].lanes and {c: last if s == seen else s for c, s in spans[-1].lanes.items()}
             if phase == "preempted":
+                if spans[-1].phase == "prefill":
+                    spans[-1].lanes = (spans[-1].lanes or {}) | {event.child: last}
                 self._split(event.request_id, event.numbers.get("recompute_tokens", 0) - spans[-1].goal)
             if spans[-1].phase == "waiting" and event.step - spans[-1].first <= 1:
                 spans.pop()  # admitted in the first step after its arrival: it never waited
@@ -116,7 +146,8 @@ class Phases:
         span = self.spans[request_id][-1]
         if span.phase == "prefill" and 0 < decode_steps <= span.last - span.first:
             end, span.last = span.last, span.last - decode_steps
-            self._add(request_id, Span("decode", span.last + 1, end, open=False, lanes={0: end}))
+            lanes = self._take_lanes(span, span.last + 1) or {0: end}
+            self._add(request_id, Span("decode", span.last + 1, end, open=False, lanes=lanes))
 
     def _add(self, request_id: int, span: Span) -> None:
         self._count += 1
@@ -131,27 +162,31 @@ class Phases:
             if request.status not in ENDED:
                 live.setdefault(request.id, []).append(request)
         for request_id, samples in live.items():
-            status, first = samples[0].status, samples[0]
+            running = [r for r in samples if r.status == "running"]
+            first = (running or samples)[0]
+            status = first.status
             rest = first.num_prompt_tokens + first.num_output_tokens - first.num_computed_tokens
             decoding = status == "running" and first.num_output_tokens > 0 and rest <= 1
             phase = "decode" if decoding else "prefill" if status == "running" else status
             spans = self.spans.setdefault(request_id, [])
             if not spans or not spans[-1].open or spans[-1].phase != phase:
-                begin = now
+                begin, lanes = now, None
                 if spans and spans[-1].open:
                     spans[-1].open = False
                     spans[-1].last = self._end(spans[-1], phase, now, first)
                     begin = spans[-1].last + 1
-                self._add(request_id, Span(phase, begin, now))
+                    lanes = self._take_lanes(spans[-1], begin) if phase == "decode" else None
+                self._add(request_id, Span(phase, begin, now, lanes=lanes))
                 spans = self.spans[request_id]
             span = spans[-1]
             span.last = now
             if phase == "decode":
-                lanes = (span.lanes or {}) | {r.child: now for r in samples}
+                lanes = (span.lanes or {}) | {r.child: now for r in running}
                 self.changes += lanes.keys() != (span.lanes or {}).keys()
                 span.lanes = lanes
         for request_id, spans in self.spans.items():
             if request_id not in live and spans[-1].open and spans[-1].phase != "finished":
+                self._running.pop(request_id, None)
                 event = ends.get(request_id)
                 spans[-1].open = False
                 spans[-1].last = max(spans[-1].first, event.step if event else spans[-1].last)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bokeh.models import InlineStyleSheet, Range1d, Span
+from bokeh.models import InlineStyleSheet, Range1d
 
 from ..theme import Theme
 from .base import empty_source, plain_figure
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POINTS = 600  # drawn at most
 _AT_ONCE = 8  # points streamed in one tick
 _MISSED = 100  # points that were not drawn in time, from which on everything is sent again
-_TOP, _TICK = 100, -26  # all blocks in use; foot of an eviction's tick
+_TOP, _TICK, _FOOT = 100, -26, -32  # all blocks in use; lower ends of an eviction's tick and of the line
 _SPARE = 0.03  # of the length: room at the right, so that the axis does not move with every step
 _HAND = ".bk-Canvas,.bk-events{cursor:pointer!important}"
 
@@ -37,7 +37,7 @@ class Scrubber:
         self.here = empty_source("step")
         self.sources = {"use": self.use, "preemptions": self.losses, "swaps": self.swaps, "here": self.here}
         self.figure = fig = plain_figure(
-            theme, height=42, sizing_mode="stretch_width", x_range=Range1d(0, 20), y_range=Range1d(-34, 112),
+            theme, height=42, sizing_mode="stretch_width", x_range=Range1d(-1, 20), y_range=Range1d(-34, 112),
             min_border=0, stylesheets=[_HAND, *([stylesheet] if stylesheet else [])],
         )  # fmt: skip
         fig.axis.visible = False
@@ -46,8 +46,7 @@ class Scrubber:
         self._ticks = fig.segment("step", 0, "step", "evicted", source=self.use, line_width=1.4)
         self._discs = fig.scatter("step", 94, source=self.losses, line_color=None)
         self._rings = fig.scatter("step", 94, source=self.swaps, line_width=2)
-        self._line = Span(dimension="height", line_width=2, location=0, visible=False)
-        fig.add_layout(self._line)
+        self._line = fig.segment("step", _FOOT, "step", _TOP + 10, source=self.here, line_width=2)
         self._knob = fig.scatter("step", -10, source=self.here, line_width=1.5)
         self._origin: int | None = None
         self._next = 0  # the first step that is not drawn yet
@@ -61,7 +60,7 @@ class Scrubber:
         self._area.glyph.fill_color, self._base.glyph.line_color = theme.area, theme.line2
         self._ticks.glyph.line_color = self._discs.glyph.fill_color = theme.warn
         self._rings.glyph.fill_color, self._rings.glyph.line_color = theme.panel, theme.ink
-        self._line.line_color = theme.ink
+        self._line.glyph.line_color = theme.ink
         self._knob.glyph.fill_color, self._knob.glyph.line_color = theme.accent, theme.panel
         self._discs.glyph.size = self._rings.glyph.size = theme.px(9)
         self._knob.glyph.size = theme.px(12)
@@ -77,7 +76,7 @@ class Scrubber:
                 self._origin = origin
                 self._send_all(series, room)
             self._fit(int(series.steps[0]), int(series.steps[-1]))
-        self._show_step(step)
+            self._show_step(step, empty=len(series.steps) == 1)
 
     def _stream(self, series: Series, room: int) -> bool:
         """Add what is new; False where that would be too much and everything is thinned out instead."""
@@ -132,15 +131,16 @@ class Scrubber:
         if last > bounds.end or last < bounds.end - 3 * _SPARE * span - 20:
             bounds.end = first + max(20, round((1 + _SPARE) * (last - first)) + 1)
         if not bounds.start <= first <= bounds.start + 2 * _SPARE * span:
-            bounds.start = first - max(0.5, 0.005 * span)
+            bounds.start = first - 0.02 * span
 
-    def _show_step(self, step: int) -> None:
-        if self._line.location != step or not self._line.visible:
-            self._line.location, self._line.visible = step, True
-            if self.here.data["step"]:
-                self.here.patch({"step": [(0, step)]})
-            else:
-                self.here.data = {"step": [step]}
+    def _show_step(self, step: int, *, empty: bool) -> None:
+        shown = [] if empty else [step]
+        if self.here.data["step"] == shown:
+            return
+        if len(self.here.data["step"]) == len(shown):
+            self.here.patch({"step": [(0, step)]})
+        else:
+            self.here.data = {"step": shown}
 
 
 def _marks(series: Series) -> dict[str, np.ndarray]:

@@ -274,8 +274,8 @@ class Timeline(View):
         self._say_why(frame, shown, start)
 
     def _add_lanes(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
-        lanes = span.lanes or {}
-        for (low, high), (child, last) in zip(lane_places(len(lanes)), lanes.items(), strict=True):
+        lanes = sorted((span.lanes or {}).items())
+        for (low, high), (child, last) in zip(lane_places(len(lanes)), lanes, strict=True):
             if span.open:
                 self._open.append(("lanes", len(rows["lanes"]), span, child))
             rows["lanes"].append({"x0": span.first - 1, "x1": last, "y0": y + low, "y1": y + high, "hue": hue, **told})
