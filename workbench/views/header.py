@@ -132,9 +132,10 @@ class Header(View):
 
     def _say(self, status: Status, word: str) -> str:
         line = self.story_line
-        more = ""
+        more, after = "", esc(line.consequence)
         if line.quiet and status.source == "LIVE":
-            more = ' <button type="button" class="more" data-do="demo">Play the recorded demo</button>'
+            demo = "play the recorded demo"
+            after = after.replace(demo, f'<button type="button" class="more" data-do="demo">{demo}</button>')
         if line.others:
             more = (
                 f' <button type="button" class="more" data-tab="explain">and {plural(line.others, "other event")} '
@@ -143,7 +144,7 @@ class Header(View):
         live = "polite" if word == "paused" else "off"
         return (
             f'<div class="say" role="status" aria-live="{live}"><span class="ic">{_large(ICONS[line.icon])}</span>'
-            f"<span>{esc(line.text)}<small>{esc(line.consequence)}{more}</small></span></div>"
+            f"<span>{esc(line.text)}<small>{after}{more}</small></span></div>"
         )
 
     def restyle(self, theme: Theme) -> None:
@@ -247,10 +248,10 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
 
 _KEYS = (
     ("Space", "run or pause"),
-    ("←</kbd> <kbd>→", "step back, step"),
-    ("Shift</kbd> + <kbd>←</kbd> <kbd>→", "previous or next event"),
-    ("Home</kbd> <kbd>End", "first or newest step"),
-    ("[</kbd> <kbd>]", "previous or next request"),
+    ("←</kbd> <kbd>→", "back, step"),
+    ("Shift</kbd> + <kbd>←</kbd> <kbd>→", "previous, next event"),
+    ("Home</kbd> <kbd>End", "first, newest step"),
+    ("[</kbd> <kbd>]", "previous, next request"),
     ("1</kbd>–<kbd>3", "Watch, Explain, Measure"),
     ("T", "all views as tables"),
     ("R", "room size"),
