@@ -73,7 +73,7 @@ class EngineConfig:
     scheduling_policy       "fcfs": in order of arrival; "priority": the lowest number first, and it may take the place of a
                             worse one; "sjf": the shortest prompt first; "lpm" | "dfs-weight": by what is cached;
                             "prefill-first": prompts and single tokens in steps of their own; "static": nobody joins a
-                            batch before all of it have ended
+                            batch before all of it have ended, and rows are padded to the longest
     long_prefill_token_threshold  most tokens of one prompt in one step; 0: as many as the budget holds
     max_skips               how often a request that cannot be admitted may be passed by others that can; 0: never
     preemption_victim       who loses its blocks when none is free: "youngest" | "most-blocks" | "least-progress" |

@@ -94,7 +94,7 @@ class EngineCore:
         with self._faults_end_requests(plan):
             self.scheduler.schedule(plan)
             for rows in plan.padding[1:]:
-                self.runner.execute(self._flatten(Plan(plan.step, padding=[rows])))
+                self.runner.execute(self._flatten(Plan(plan.step, padding=[rows], copies=([],) * self.num_groups)))
             logits = self.runner.execute(self._flatten(plan))
             num_sampled = len(plan.sampled_rows)
             self.lifecycle.keep_prompt_logprobs(plan, logits[num_sampled:])

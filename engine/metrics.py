@@ -68,7 +68,7 @@ COUNTERS = {
     "kvscope:blocks_copied_total": "Blocks copied before a write because others still read them or their text is cached",
     "kvscope:blocks_swapped_out_total": "Blocks moved to host memory, each once however many samples read it",
     "kvscope:blocks_swapped_in_total": "Blocks moved back from host memory",
-    "kvscope:padding_tokens_total": "Tokens that static batches of equal rows would have computed beside the real ones",
+    "kvscope:padding_tokens_total": "Tokens of nobody that static batches of equal rows computed beside the real ones",
     "kvscope:requests_refused_total": "Requests refused when they were added",
     "kvscope:steps_total": "Steps that computed something",
 }

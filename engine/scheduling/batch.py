@@ -1,6 +1,6 @@
 """The flat arrays of one step: what the scheduler decided, as the model and the kernels want it.
 
-T = tokens in the step, R = rows (sequences), S = tokens whose logits are wanted, G = KV groups.
+T = tokens in the step, R = rows (sequences, then padding), S = tokens whose logits are wanted, G = KV groups.
 Each field says who fills it and who reads it; nothing else travels between scheduler and model.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+PAD_TOKEN = 0
 NO_MOVES = torch.empty(0, 2, dtype=torch.int64)
 
 
@@ -29,22 +30,29 @@ class Batch:
     seq_lens: torch.Tensor  # int32 [R]; cache_lens + this step's tokens of the row
     slot_mapping: tuple[torch.Tensor, ...]  # G × int64 [T]; block_id * block_size + offset, where KV is written
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
-    logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: the last of each sampled row, then prompt_spans
+    logits_indices: (
+        torch.Tensor
+    )  # int64 [S]; of T, who gets logits: the last of each sampled row, prompt_spans, padding
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
     swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (block, host block) to copy before that
     swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (host block, block) to copy between the two
 
     @classmethod
-    def from_plan(cls, plan: Plan, *, block_size: int, device: torch.device | str = "cpu") -> Batch:
-        """Flatten a plan. One pass over the rows gathers what differs by row; the rest is numpy over all tokens."""
-        rows, num_rows = plan.sequences, len(plan.sequences)
+    def from_plan(cls, plan: Plan, *, block_size: int, num_groups: int, device: torch.device | str = "cpu") -> Batch:
+        """Flatten a plan: its sequences, and the first part of its padding. One pass over the rows gathers what differs by
+        row; the rest is numpy over all tokens."""
+        rows, padding = plan.sequences, plan.padding[0] if plan.padding else []
+        num_rows = len(rows) + len(padding)
         token_ids, starts = array("q"), array("i")
         for seq, num_tokens in zip(rows, plan.num_tokens, strict=True):
             start = seq.num_computed_tokens
             token_ids.extend(seq.token_ids[start : start + num_tokens])
             starts.append(start)
+        for row in padding:
+            token_ids.extend([PAD_TOKEN] * row.num_tokens)
+            starts.append(row.start)
         cache_lens = np.frombuffer(starts, np.int32)  # [R]
-        query_lens = np.array(plan.num_tokens, np.int32)  # [R]
+        query_lens = np.array([*plan.num_tokens, *(row.num_tokens for row in padding)], np.int32)  # [R]
         query_start_loc = np.zeros(num_rows + 1, np.int32)
         np.cumsum(query_lens, out=query_start_loc[1:])
         row_of = np.repeat(np.arange(num_rows), query_lens)  # [T]
@@ -54,11 +62,15 @@ class Batch:
         if plan.prompt_spans:
             spans = [query_start_loc[row] + np.arange(first, end) for row, first, end in plan.prompt_spans]
             wanted = np.concatenate([wanted, *spans])
+        if sampled := [len(rows) + i for i, row in enumerate(padding) if row.is_sampled]:
+            wanted = np.concatenate([wanted, query_start_loc[1:][sampled].astype(np.int64) - 1])
 
         tables, slots = [], []
-        for group in range(len(rows[0].block_tables)):
-            width = max(len(seq.block_tables[group]) for seq in rows)
+        widest = max((-(-(row.start + row.num_tokens) // block_size) for row in padding), default=0)
+        for group in range(num_groups):
+            width = max(widest, *(len(seq.block_tables[group]) for seq in rows), 0)
             padded = bytearray().join(seq.block_tables[group].tobytes().ljust(4 * width, b"\0") for seq in rows)
+            padded += bytes(4 * width * len(padding))  # the null block
             table = np.frombuffer(padded, np.int32).reshape(num_rows, width)
             tables.append(table)
             slots.append(table[row_of, logical].astype(np.int64) * block_size + offset)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..request import Sequence
+
+
+class Padding(NamedTuple):
+    """A row of static batching that is nobody's: tokens at the positions from `start` on, which use the null block alone."""
+
+    start: int
+    num_tokens: int
+    is_sampled: bool = False  # are logits computed for its last token, as for the rows beside it?
 
 
 @dataclass(slots=True)
@@ -23,12 +31,17 @@ class Plan:
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     preempted: list[Sequence] = field(default_factory=list)
-    padding_tokens: int = 0  # static batching: what arrays of equal rows would have computed for nothing
+    # static batching: rows beside the sequences, and what further calls of the model compute before
+    padding: list[list[Padding]] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_tokens: int = 0
     started: float = 0.0  # seconds, time.monotonic()
     scheduled: float = 0.0  # when the plan was complete; 0 before
     new_tokens: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # filled when the step is applied
+
+    @property
+    def padding_tokens(self) -> int:
+        return sum(row.num_tokens for rows in self.padding for row in rows)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         if seq.request.lacks_prompt_logprobs:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 from ..events import Cause
 from ..kvcache.prefix_cache import Hit
-from ..request import Blocked, RequestStatus, Sequence
+from ..request import Blocked, Sequence
 from .plan import Plan
+from .static_batching import StaticBatch
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -45,8 +46,7 @@ class Planner:
         self.tables, self.swap, self.victims = scheduler.tables, scheduler.swap, scheduler.victims
         self.reasons = scheduler.reasons
         self.watermark = math.ceil(self.config.watermark * (self.config.num_blocks - 1))
-        self._batch: list[Sequence] = []  # static batching: who joined since nobody ran
-        self._batch_is_open = False
+        self._batch = StaticBatch(self.config.max_num_batched_tokens)
 
     def schedule(self, plan: Plan) -> None:
         """Fill the plan: choose its rows and take their blocks. RuntimeError when nothing can be computed."""
@@ -54,14 +54,14 @@ class Planner:
         if self.policy.preempts:
             self._make_way(plan)
         blocked = self._fill_in_phases(plan) if self.policy.prefill_first else self._fill(plan)
-        if self.policy.is_static:
-            plan.padding_tokens = self._padding(plan)
         head = self.waiting.head
         self.reasons.note({} if head is None else {head: blocked} | self.waiting.held)
         plan.copies = self.tables.take_copies()
         plan.swap_out, plan.swap_in = self.swap.take_moves()
         if not plan.sequences:
             raise RuntimeError(f"nothing could be scheduled: {len(self.running)} run, {len(self.waiting)} wait")
+        if self.policy.is_static:
+            self._batch.pad(plan)
         plan.scheduled = time.monotonic()
 
     def _fill(self, plan: Plan) -> Blocked | None:
@@ -152,7 +152,7 @@ class Planner:
     def _admit(self, plan: Plan, budget: int, reserved: int, *, swapped_out: bool | None = None) -> Blocked | None:
         """Pass 2, for all, or for those alone whose KV is in host memory (True) or is not (False). Returns why the head of the
         line has to wait, None when the line is empty."""
-        if self.policy.is_static and not self._open_batch():
+        if self.policy.is_static and not self._batch.open(self.running):
             return Blocked(Cause.BATCH_RUNNING)
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         if seats and budget:
@@ -190,7 +190,7 @@ class Planner:
                 break
             place += 1
         if why_head is None or why_head.cause is not Cause.TOKEN_BUDGET:
-            self._batch_is_open = False
+            self._batch.is_open = False
         return why_head
 
     def _try(self, seq: Sequence, seats: int, budget: int, reserved: int) -> tuple[Blocked | None, Hit]:
@@ -232,19 +232,3 @@ class Planner:
             seats += sum(victim.num_seats for victim in gone)
             reserved -= sum(map(self.tables.still_to_take, gone))
             self.scheduler.preempt(gone, Cause.PRIORITY, plan, needed_by=head)
-
-    def _open_batch(self) -> bool:
-        """Static batching: may anyone join? From when nobody runs until the batch is full or cannot be filled further."""
-        if not self.running:
-            self._batch, self._batch_is_open = [], True
-        return self._batch_is_open
-
-    def _padding(self, plan: Plan) -> int:
-        """What a batch of rectangular arrays computes beside the tokens of this step: the shorter prompts are filled up to the
-        longest when the batch is complete, and whoever has ended goes on until all have."""
-        joined = [seq for seq in plan.sequences if seq not in self._batch]
-        self._batch += joined
-        if plan.prefill_tokens:
-            prompts = [seq.prefill_end for seq in self._batch]
-            return 0 if self._batch_is_open or not joined else len(prompts) * max(prompts) - sum(prompts)
-        return sum(seq.status is not RequestStatus.RUNNING for seq in self._batch)

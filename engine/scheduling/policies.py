@@ -8,7 +8,7 @@
 | lpm | by the longest prefix that is cached now | by arrival | SGLang, arXiv 2312.07104 |
 | dfs-weight | depth first through the tree of cached prefixes, where more wait first | by arrival | SGLang |
 | prefill-first | by arrival; a step computes prompts, or one token for everybody, never both | by arrival | vLLM of 2023 |
-| static | by arrival; nobody joins a batch before all of it have ended | by arrival | transformers |
+| static | by arrival; nobody joins a batch before all of it have ended, and rows are padded to the longest | by arrival | transformers |
 
 With lpm and dfs-weight, of several that wait with a long uncached prefix in common one goes first and warms the cache.
 Whoever was preempted goes before everyone who never ran (with priority: in its place). Victims are taken from the end of the

@@ -191,14 +191,42 @@ def test_nobody_joins_a_static_batch_before_all_have_ended():
     as_alone(core, 1, 2, 3, 4)
 
 
-def test_what_a_static_batch_of_rectangles_would_compute_for_nothing_is_counted():
-    core = make_core(scheduling_policy="static", max_num_seqs=3, num_blocks=60)
+def rows_of_calls(core):
+    """What the model is given from now on: for each call the tokens of its rows, and the logits that are asked for."""
+    calls, forward = [], core.runner.model.forward
+
+    def look(batch, storage):
+        calls.append((batch.query_start_loc.diff().tolist(), len(batch.logits_indices)))
+        return forward(batch, storage)
+
+    core.runner.model.forward = look
+    return calls
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 5)])
+def test_a_static_batch_computes_rectangles(windows):
+    core = make_core(scheduling_policy="static", max_num_seqs=3, num_blocks=60, windows=windows)
+    calls = rows_of_calls(core)
     for length, new in ((3, 2), (7, 5), (4, 1)):
         core.add_request([length] * length, greedy(new))
     run(core)
     padding = [e.numbers["padding_tokens"] for e in events(core, EventKind.STEP)]
     assert padding == [3 * 7 - 14, 1, 2, 2, 2], "prompts filled up to 7; then those that have ended go on"
     assert core.metrics()["kvscope:padding_tokens_total"] == 14
+    assert calls == [([3, 7, 4, 4, 3], 3), *[([1, 1, 1], 3)] * 4]
+    assert [core.get(i).children[0].output_token_ids for i in (1, 2, 3)] == [
+        reference([length] * length, greedy(new), windows=windows) for length, new in ((3, 2), (7, 5), (4, 1))
+    ]
+
+
+def test_padding_beyond_the_budget_is_computed_in_calls_within_it():
+    core = make_core(scheduling_policy="static", max_num_seqs=4, num_blocks=60, max_num_batched_tokens=16)
+    calls = rows_of_calls(core)
+    for length in (1, 2, 12, 1):
+        core.add_request([length] * length, greedy(2))
+    run(core)
+    assert calls == [([11, 5], 0), ([5, 11], 0), ([1, 2, 12, 1], 4), ([1] * 4, 4)]
+    as_alone(core, 1, 2, 3, 4)
 
 
 def test_a_static_batch_may_need_several_steps_to_fill():
