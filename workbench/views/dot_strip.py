@@ -52,6 +52,7 @@ class DotStrip:
         fig.xgrid.visible = True
         fig.yaxis.visible = False
         fig.xaxis.ticker = BasicTicker(desired_num_ticks=4, num_minor_ticks=0)
+        fig.xaxis.formatter = self._formatter = PrintfTickFormatter()  # one for good: a new model costs a walk
         fig.title = Title(text=title, text_font=FONT, text_font_style="bold", align="left")
         self._lines = [Span(location=0, dimension="height", line_width=1.8, line_dash=dash, visible=False, level="underlay")
                        for dash in ("solid", "dashed")]  # fmt: skip
@@ -134,7 +135,10 @@ class DotStrip:
         fig, end = self.figure, top * self._unit
         if fig.x_range.end != end:
             fig.x_range.start, fig.x_range.end = -_BEFORE * end, end
-            fig.xaxis.formatter = PrintfTickFormatter(format="%d ms" if end >= 4 else "%.1f ms") if self._unit > 1 else PrintfTickFormatter(format="%.1f s" if end < 10 else "%d s")  # fmt: skip
+            if self._unit > 1:
+                self._formatter.format = "%d ms" if end >= 4 else "%.1f ms"
+            else:
+                self._formatter.format = "%.1f s" if end < 10 else "%d s"
         self._size(rows)
 
     def _size(self, rows: int) -> None:
