@@ -8,7 +8,6 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from bokeh.document import Document
 from bokeh.events import DocumentReady, Pan, Tap
@@ -18,8 +17,9 @@ from . import stylesheet
 from .bus import AIM, SLOWEST_PERIOD, script
 from .controls import form_html, traffic_html
 from .export import twin_html
-from .markup import esc, panel_head, table
-from .selection import TABS, Choices
+from .markup import esc
+from .panel import Panel, classes, write
+from .selection import Choices
 from .theme import THEMES, Theme
 from .tick import Reader, Tick
 from .viewer import BEAT, PERIOD
@@ -30,8 +30,6 @@ from .views.header import Header, Status
 from .views.output import Output
 from .views.requests import Requests
 
-HEADS_EVERY = 0.5  # seconds between refreshes of the panels' sentences while the engine runs
-TABLES_EVERY = 1.0
 SETTLE_SECONDS = 1.2  # after the last change, until every view that redraws at its own pace has caught up
 ROOM = 1.25
 _MEASURE = (  # in reading order, and how many columns each takes
@@ -44,55 +42,6 @@ _MEASURE = (  # in reading order, and how many columns each takes
     ("prefix_hits", ""),
     ("host", ""),
 )
-
-
-@dataclass
-class Panel:
-    """A view in its frame: head, drawing, text twin. `name` is what the Table button and `Choices.tables` say."""
-
-    name: str
-    view: View
-    root: Column
-    head: Div | None = None
-    twin: Div | None = None
-    widths: frozenset[str] = frozenset({"narrow", "medium", "wide"})
-    tabs: frozenset[str] = frozenset(TABS)
-    reader: Reader = field(default_factory=Reader)
-    drawn: dict[str, float] = field(default_factory=dict)
-
-    def update(self, tick: Tick, choices: Choices, *, force: bool) -> None:
-        frame = self.reader.read(tick, self.view)
-        as_table = choices.shows_table(self.name)
-        if isinstance(self.view, Output):
-            self.view.as_table, self.view.sample, self.view.token = as_table, choices.sample, choices.token
-        if isinstance(self.view, EventLog):
-            self.view.filter = choices.log_filter
-        if self.name == "block_map" and getattr(self.view, "label", choices.label) != choices.label:
-            self.view.label = choices.label
-        self.view.update(frame)
-        if self.head is None or self.twin is None:
-            return
-        drawn = not as_table and not self.view.empty
-        if self.twin.css_classes != _classes(as_table) or self.view.root.visible != drawn:
-            self.view.root.visible, self.twin.css_classes = drawn, _classes(as_table)
-            force = True
-        if self._due("head", tick.now, HEADS_EVERY, force):
-            _write(self.head, self._head(choices, as_table))
-        if as_table and self._due("twin", tick.now, TABLES_EVERY, force):
-            _write(self.twin, f'<div class="scroll">{table(*self.view.table())}</div>')
-
-    def _due(self, what: str, now: float, every: float, force: bool) -> bool:
-        if not force and now - self.drawn.get(what, -every) < every:
-            return False
-        self.drawn[what] = now
-        return True
-
-    def _head(self, choices: Choices, as_table: bool) -> str:
-        tools = ""
-        if self.name == "block_map":
-            options = "".join(f"<option{' selected' * (k == choices.label)}>{k}</option>" for k in self.view.LABELS)
-            tools = f'<label class="menu">Label<select data-label>{options}</select></label>'
-        return panel_head(self.view.title, self.view.summary(), view=self.name, as_table=as_table, tools=tools)
 
 
 class Screen:
@@ -190,7 +139,7 @@ class Screen:
         )
         self._tabs = {"watch": watch, "explain": explain, "measure": measure}
         for name, body in self._tabs.items():
-            body.css_classes = _classes(name == self.choices.tab)
+            body.css_classes = classes(name == self.choices.tab)
         return self._outer(self.header.root, *self._tabs.values(), self.header.foot)
 
     def _alone(self, name: str) -> Column:
@@ -241,7 +190,7 @@ class Screen:
         bare = isinstance(view, Output)
         head, twin = (None, None) if bare else (self._div(), self._div())
         if twin is not None:
-            twin.css_classes = _classes(False)
+            twin.css_classes = classes(False)
         children = [view.root] if bare else [head, view.root, twin]
         root = Column(*children, stylesheets=styles, sizing_mode="stretch_width", margin=0, spacing=0)
         shown_in = frozenset({tabs}) if tabs else Panel.tabs
@@ -299,13 +248,13 @@ class Screen:
         if not still:  # else only the head has news: the engine goes on while one looks at the past
             self._update_panels(tick, everything=everything)
         for name, body in self._tabs.items():
-            if body.css_classes != _classes(name == self.choices.tab):
-                body.css_classes = _classes(name == self.choices.tab)
+            if body.css_classes != classes(name == self.choices.tab):
+                body.css_classes = classes(name == self.choices.tab)
         if self.choices.note != self._note_drawn:
             self._note_drawn = self.choices.note
             kind, sentence = self.choices.note
             self.note.text = f'<p class="note {kind}" role="status">{esc(sentence)}</p>' if sentence else ""
-        _write(self.traffic, traffic_html(*status.traffic))
+        write(self.traffic, traffic_html(*status.traffic))
         self._tick = None
         self.beat(tick.now, status.closed)
         return True
@@ -356,12 +305,3 @@ class Screen:
     def view(self, name: str) -> View:
         """The first view of that name on this screen."""
         return next(panel.view for panel in self.panels if panel.name == name)
-
-
-def _classes(shown: bool) -> list[str]:
-    return [] if shown else ["kv-off"]
-
-
-def _write(div: Div, text: str) -> None:
-    if div.text != text:
-        div.text = text

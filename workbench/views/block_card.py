@@ -46,8 +46,9 @@ class BlockEvents:
 
     def learn(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._context.learn((event,))
-            if event.kind in _KINDS:
+            if event.kind not in _KINDS:
+                self._context.learn((event,))
+            else:
                 self._keep(event.block_id, event)
                 if event.kind is EventKind.COPIED:
                     self._keep(int(event.numbers["source"]), event)
