@@ -72,6 +72,7 @@ class PeerProcess:
     ):
         self.name = name
         self._seconds = seconds
+        self._is_overdue = False
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (until close)
         try:
             self._process = subprocess.Popen(
@@ -117,7 +118,7 @@ class PeerProcess:
 
     def _ask(self, do: str, **request: Any) -> dict[str, Any]:
         self._signal("SIGCONT")
-        overdue = threading.Timer(self._seconds, self._signal, ("SIGKILL",))
+        overdue = threading.Timer(self._seconds, self._give_up)
         overdue.start()
         try:
             print(json.dumps({"do": do, **request}), file=self._process.stdin, flush=True)
@@ -146,12 +147,16 @@ class PeerProcess:
 
     def _how_it_ended(self, do: str) -> str:
         status = self._process.wait()
-        if status == -getattr(signal, "SIGKILL", 0):
-            return f"{self.name} was ended while it should {do}: no answer within {self._seconds:.0f} s, or no memory"
+        if self._is_overdue:
+            return f"{self.name} should {do} and gave no answer within {self._seconds:.0f} s, so it was ended"
         self._errors.seek(0)
         said = [line.strip() for line in self._errors if line.strip()]
         last = f"; its last words: {said[-1][:200]}" if said else ""
         return f"{self.name} ended with status {status} while it should {do}{last}"
+
+    def _give_up(self) -> None:
+        self._is_overdue = True
+        self._signal("SIGKILL")
 
     def _signal(self, name: str) -> None:
         """To its whole group, its workers included. Windows can only kill, and only the process itself."""
