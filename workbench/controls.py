@@ -132,9 +132,16 @@ class Commands:
             "trace": lambda: self._flip("trace_open"),
             "reset": self._reset,
             "stop_traffic": self._wb.stop_traffic,
+            "idea_next": lambda: self._workshop("next"),
+            "idea_previous": lambda: self._workshop("previous"),
+            "idea_end": lambda: self._wb.workshop(None),
         }.get(what)
         if act is not None:
             act()
+
+    def _workshop(self, where: str) -> None:
+        if self._wb.current_workshop is not None:
+            getattr(self._wb.current_workshop, where)()
 
     def _goto(self, step: float) -> None:
         self._time.goto(float(step))

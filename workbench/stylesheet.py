@@ -191,6 +191,8 @@ table.tw{border-collapse:collapse;font-size:14px;width:100%} .tw th{text-align:l
 .banner{border:2px solid var(--warn);background:var(--warn-soft);border-radius:9px;padding:8px 13px;margin:10px 0 0;font-size:16px;display:grid;grid-template-columns:1fr auto;gap:6px 16px;align-items:center}
 .banner.past{border-color:var(--accent);background:var(--accent-soft)} .banner .primary{white-space:nowrap}
 .banner pre{grid-column:1/-1;margin:0;font:13px/1.4 var(--mono);white-space:pre-wrap;max-height:260px;overflow:auto}
+.idea{border:2px solid var(--accent);background:var(--accent-soft);border-radius:9px;padding:12px 16px;margin:10px 0 0;display:grid;grid-template-columns:minmax(0,1fr) auto;gap:8px 22px;align-items:center}
+.idea p{margin:0;font-size:22px;line-height:1.32;text-wrap:pretty} .idea div{display:flex;gap:7px;align-items:center;flex-wrap:wrap} .idea small{font-size:14px;color:var(--muted)}
 .foot{color:var(--muted);font-size:13.5px;padding:12px 4px 0;display:flex;gap:4px 18px;flex-wrap:wrap}
 kbd{font:600 12.5px var(--mono);border:1px solid var(--line2);border-radius:4px;padding:0 5px;background:var(--panel)}
 .help{position:absolute;bottom:44px;right:24px;background:var(--panel);border:2px solid var(--line2);border-radius:10px;padding:16px 20px;z-index:20;font-size:15px;color:var(--ink)}

@@ -38,6 +38,7 @@ from .viewer import CPU_SHARE, STILL_SHARE
 from .views.base import Selection
 from .views.header import Status
 from .views_of import Views
+from .workshop import Workshop
 
 
 class Workbench(Display):
@@ -69,6 +70,7 @@ class Workbench(Display):
         self._last_index = 0
         self._feeders: list[Feeder] = []
         self._traffic: Traffic | None = None
+        self.current_workshop: Workshop | None = None
         self._commands = Commands(self)
 
     # -- everything that the page can do ------------------------------------------------------------------------------
@@ -109,6 +111,13 @@ class Workbench(Display):
         self._traffic = traffic
         self._feed(traffic.advance)
         return traffic
+
+    def workshop(self, name: str | None) -> Workshop | None:
+        """Large type, and one idea at a time with the engine in the state that it speaks of: "paging" | "sharing" |
+        "prefix-cache" | "preemption"; None ends it. It wants an engine that nobody else uses, and pauses it."""
+        self.choices.room = name is not None
+        self.current_workshop = None if name is None else Workshop(self, name)
+        return self.current_workshop
 
     def stop_traffic(self) -> None:
         """No more requests by themselves; harmless where there is no traffic."""
@@ -261,6 +270,7 @@ class Workbench(Display):
             traceback=error[1],
             closed=self._closed,
             traffic=told,
+            idea=None if self.current_workshop is None else self.current_workshop.place,
         )
 
     def _make_screen(self, on_message: Callable[..., None], **options: Any) -> Screen:

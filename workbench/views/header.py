@@ -7,6 +7,7 @@ data attributes; what they do is decided elsewhere.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ..markup import ICONS, esc, plural, size
 from ..selection import TABS, Choices
 from ..story import StoryLine
 from ..theme import LIGHT, Theme
+from ..workshop_html import Place, workshop_html
 from .base import Frame, View
 from .player_html import banner, buttons, position
 from .scrubber import Scrubber
@@ -46,6 +48,7 @@ class Status:
     traceback: str = ""
     closed: bool = False
     traffic: tuple[str, bool] = ("", False)  # what it does, in a sentence; whether more arrives
+    idea: Place | None = None  # where a workshop stands
 
     @property
     def source(self) -> str:
@@ -65,7 +68,7 @@ class Header(View):
         self.head, self.buttons, self.position, self.banner, self.say, self.kpis, self.tabs = (
             Div(stylesheets=self._html, sizing_mode="stretch_width", margin=0) for _ in range(7)
         )
-        self.foot = Div(text=_FOOT, stylesheets=self._html, sizing_mode="stretch_width", margin=0)
+        self.foot = Div(text=foot_html(), stylesheets=self._html, sizing_mode="stretch_width", margin=0)
         self.buttons.sizing_mode = self.position.sizing_mode = self.kpis.sizing_mode = "inherit"
         self.scrubber = Scrubber(theme, sheets.get("track"))
         self.sources = self.scrubber.sources
@@ -125,7 +128,7 @@ class Header(View):
         write(self.head, _head(frame, status))
         write(self.buttons, buttons(status, word))
         write(self.position, position(status, frame.snapshot.step, word))
-        write(self.banner, banner(status, choices.trace_open, word))
+        write(self.banner, workshop_html(status.idea) + banner(status, choices.trace_open, word))
         write(self.say, self._say(status, word))
         write(self.kpis, '<div class="kpis">' + "".join(_kpi(*n) for n in self._numbers) + "</div>")
         write(self.tabs, _tabs(choices))
@@ -246,7 +249,7 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
     )
 
 
-_KEYS = (
+KEYS = (
     ("Space", "run or pause"),
     ("←</kbd> <kbd>→", "back, step"),
     ("Shift</kbd> + <kbd>←</kbd> <kbd>→", "previous, next event"),
@@ -260,10 +263,14 @@ _KEYS = (
     ("Ctrl</kbd> <kbd>Enter", "submit the prompt"),
     ("Esc", "clear the selection"),
 )
-_FOOT = (
-    '<div class="foot">'
-    + "".join(f"<span><kbd>{key}</kbd> {text}</span>" for key, text in (*_KEYS[:5], _KEYS[-1]))
-    + '</div><div class="help" data-help hidden role="dialog" aria-label="Keys"><table>'
-    + "".join(f"<tr><td><kbd>{key}</kbd></td><td>{text}</td></tr>" for key, text in _KEYS)
-    + "</table></div>"
-)
+_IN_FOOT = (*KEYS[:5], KEYS[-1])
+
+
+def foot_html(keys: Sequence[tuple[str, str]] = KEYS) -> str:
+    """The line of the keys at the foot of the page, and the table of all of them that "?" shows."""
+    line = "".join(f"<span><kbd>{key}</kbd> {text}</span>" for key, text in keys if (key, text) in _IN_FOOT)
+    rows = "".join(f"<tr><td><kbd>{key}</kbd></td><td>{text}</td></tr>" for key, text in keys)
+    return (
+        f'<div class="foot">{line}</div><div class="help" data-help hidden role="dialog" aria-label="Keys"><table>{rows}'
+        "</table></div>"
+    )
