@@ -77,17 +77,19 @@ class Replay:
         """There is nothing to close."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _WORK:
-            raise RuntimeError(
-                f"{name}() needs an engine, and this is a recording of one; start Workbench(...) for that"
-            )
-        raise AttributeError(f"a recording has no {name!r}")
+        if name not in _WORK:
+            raise AttributeError(f"a recording has no {name!r}")
+
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            raise RuntimeError(f"{name}() needs an engine, and this is a recording of one; Workbench() makes one")
+
+        return refuse
 
     def __repr__(self) -> str:
         return f"<Replay of {self.recording!r}>"
 
 
 _WORK = frozenset(
-    {"submit", "generate", "chat", "pause", "resume", "step", "run_until", "wait_idle", "reset_prefix_cache", "steps_per_second",
+    {"submit", "generate", "chat", "pause", "resume", "step", "run_until", "wait_idle", "reset_prefix_cache",
      "check_integrity", "record"}
 )  # fmt: skip

@@ -47,11 +47,13 @@ class Series:
 
 
 class Keyframes:
-    """States by moment, the least recently used of which go. Shared by the recordings of one tape."""
+    """What the recordings of one tape need not make twice: states by moment, the least recently used of which go, and the
+    columns of the series."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: OrderedDict[int, State] = OrderedDict()
+        self._columns: tuple[tuple[int, int] | None, list[np.ndarray]] = (None, [])
 
     def before(self, moment: int, base: State) -> State:
         """The latest one known that is not after `moment`; never to be changed."""
@@ -61,6 +63,15 @@ class Keyframes:
                 return base
             self._states.move_to_end(best)
             return self._states[best]
+
+    def columns(self, spans: tuple[Span, ...], names: tuple[str, ...]) -> list[np.ndarray]:
+        """These columns of the moments of all spans; made again only when there are other spans."""
+        key = (spans[0].first, spans[-1].end) if spans else None
+        with self._lock:
+            if self._columns[0] != key or key is None:
+                columns = [np.concatenate([np.zeros(0), *(span.moments[name] for span in spans)]) for name in names]
+                self._columns = key, columns
+            return self._columns[1]
 
     def keep(self, state: State) -> None:
         with self._lock:
@@ -131,12 +142,12 @@ class Recording:
     @cached_property
     def series(self) -> Series:
         names = ("step", "time", *TOTALS)
-        base = dict(zip(names, (self._base.step, self._base.time, *self._base.totals), strict=True))
+        base = [(self._base.step, self._base.time, *self._base.totals)] if self._base.is_known else []
+        late = [(delta.step, delta.time, *delta.totals) for delta in self._deltas]
+        columns = self._keyframes.columns(self._sealed, names)
         moments = {
-            name: np.concatenate(
-                [[base[name]] if self._base.is_known else [], *(span.moments[name] for span in self.spans)]
-            )
-            for name in names
+            name: np.concatenate([[row[i] for row in base], columns[i], [row[i] for row in late]])
+            for i, name in enumerate(names)
         }
         last = np.flatnonzero(np.diff(moments["step"], append=-1))  # of a step with several moments the last counts
         grown = {name: np.diff(moments[name][last], prepend=moments[name][0]) for name in list(TOTALS)[1:]}
