@@ -32,6 +32,10 @@ class BuddyAllocator:
         """The longest run that this pool can ever give."""
         return self._pieces[0][1]
 
+    def most_runs(self, size: int) -> int:
+        """How many runs of `size` blocks, a power of two, this pool can ever give at the same time."""
+        return sum(length // size for _, length in self._pieces)
+
     def num_runs(self, size: int) -> int:
         """How many runs of `size` blocks, a power of two, could be taken now."""
         return sum(len(starts) * (length // size) for length, starts in self._free.items() if length >= size)

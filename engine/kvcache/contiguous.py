@@ -55,6 +55,10 @@ class ReservedTables(BlockTables):
     def most_for_one(self) -> int:
         return self.buddy.largest
 
+    def most_samples(self, num_prompt: int, max_tokens: int) -> int:
+        """How many samples of one request can have their runs at the same time, which they need from the start."""
+        return self.buddy.most_runs(self.needs(num_prompt, max_tokens))
+
     def tokens_to_reserve(self, num_prompt: int, max_tokens: int) -> int:
         """What the policy sets aside for a prompt and its output, in tokens."""
         output = next_power_of_two(max_tokens) if self.policy == "orca-pow2" else max_tokens

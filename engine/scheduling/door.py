@@ -4,7 +4,8 @@ The room of a request is the smaller of the model's context and the pool. The KV
 a pool of B blocks of S tokens has room for B·S + 1 tokens. `max_tokens=None` means the room that the prompt leaves; an
 explicit `max_tokens` that does not fit is refused, not cut: whoever names a number gets it or a sentence with both
 numbers. Of a KV group with a window a request holds a bounded number of blocks, however long it is. n samples are not
-counted n times: they are preempted one by one, so the oldest always has the pool. Beams advance together, so all of them
+counted n times: they are preempted one by one, so the oldest always has the pool; where memory is reserved, each needs a
+piece of its own from the start, and all of them must fit. Beams advance together, so all of them
 must fit at once, and what they surely share is the prompt.
 """
 
@@ -138,6 +139,11 @@ class Door:
             raise RequestRefused(
                 f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, {self.tables.limit_words} {most}",
                 Cause.POOL_TOO_SMALL, needed, most,
+            )  # fmt: skip
+        if not self.tables.shares and params.n > (runs := self.tables.most_samples(num_prompt, params.max_tokens or 1)):
+            raise RequestRefused(
+                f"n={params.n}: each sample reserves a piece of {needed} blocks from the start, and the pool has room for {runs}",
+                Cause.POOL_TOO_SMALL, params.n, runs,
             )  # fmt: skip
 
     def check_queue(

@@ -86,6 +86,17 @@ def test_what_fits_in_no_piece_is_refused():
         core.add_request([1], greedy(1))
 
 
+def test_more_samples_than_there_are_pieces_are_refused():
+    """8 blocks of 4 tokens and one more: three runs of 4 blocks do not fit, two do."""
+    core = make_core(num_blocks=10, kv_allocator="orca-oracle", enable_prefix_caching=False)
+    options = {"temperature": 1.0, "max_tokens": 8}
+    with pytest.raises(RequestRefused, match=r"n=3: each sample reserves a piece of 4 blocks .* room for 2"):
+        core.add_request([1] * 6, SamplingParams(n=3, **options))
+    core.add_request([1] * 6, SamplingParams(n=2, **options))
+    run(core)
+    assert core.metrics()['vllm:request_success_total{finished_reason="length"}'] == 2
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("windows", [(0,), (0, 0), (0, 5, 3)])
 def test_samples_have_runs_of_their_own_and_the_prompt_is_copied_into_them(policy, windows):
