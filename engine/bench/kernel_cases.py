@@ -47,7 +47,8 @@ class Shapes:
     def of(cls, spec: ModelSpec, model: str, tokens: tuple[int, int, int]) -> Shapes:
         from transformers import AutoConfig
 
-        return cls(spec, AutoConfig.from_pretrained(resolve(model).folder).intermediate_size, *tokens)
+        config = AutoConfig.from_pretrained(resolve(model).folder).get_text_config()
+        return cls(spec, getattr(config, "intermediate_size", None) or 4 * spec.hidden_size, *tokens)
 
 
 def cases(kernels: dict[str, Ops], shapes: Shapes) -> Iterator[Case]:
@@ -118,17 +119,18 @@ def _pool(kernels, s, blocks: int) -> tuple[PageLayout, list[torch.Tensor]]:
 
 def _pages(kernels, s):
     spec, blocks = s.spec, -(-s.context // BLOCK)
-    layout, layers = _pool(kernels, s, 8 * blocks)
+    in_pool = 8 * max(blocks, -(-max(s.decode, s.prefill) // BLOCK))
+    layout, layers = _pool(kernels, s, in_pool)
     token = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
     for tokens in (s.decode, s.prefill):
         kv = torch.randn(2, tokens, spec.num_kv_heads, spec.head_dim).to(spec.dtype)
-        slots = torch.randperm(8 * blocks * BLOCK)[:tokens]
+        slots = torch.randperm(in_pool * BLOCK)[:tokens]
         runs = _each_layer(kernels, layers, lambda k, pages, kv=kv, at=slots: k.write_kv(*kv, pages, layout, at))
         yield Case("write_kv", f"{tokens} tokens", 2 * tokens * token, 0, runs)
-    ids = torch.randperm(8 * blocks)[:blocks]
+    ids = torch.randperm(in_pool)[:blocks]
     runs = _each_layer(kernels, layers, lambda k, pages: k.gather_kv(pages, layout, ids))
     yield Case("gather_kv", f"{blocks} pages", 2 * blocks * layout.page_bytes, 0, runs)
-    pairs = torch.randperm(8 * blocks)[: 2 * min(8, blocks)].view(-1, 2).contiguous()
+    pairs = torch.randperm(in_pool)[: 2 * min(8, blocks)].view(-1, 2).contiguous()
     runs = _each_layer(kernels, [layers], lambda k, all_layers: k.copy_pages(all_layers, pairs))
     moved = 2 * len(pairs) * layout.page_bytes * len(layers)
     yield Case("copy_pages", f"{len(pairs)} × {len(layers)} layers", moved, 0, runs)
