@@ -18,7 +18,7 @@ _POOL = {"num_blocks": 128}
 PRESETS: dict[str, Preset] = {
     "paged/contiguous": Preset(
         "Memory as it is needed, against one piece for the longest answer.",
-        {**_POOL, "max_model_len": 448, "watermark": 0.0},
+        {"num_blocks": 129, "max_model_len": 448, "watermark": 0.0},  # 128 blocks: a whole piece
         (
             ("Paged blocks", "Blocks are taken when a token needs one. Equal prefixes are shared.", {}),
             (

@@ -89,31 +89,43 @@ class EngineSide(Side):
     def has_work(self) -> bool:
         return bool(self.tally.snapshot.requests) or any(run.to_come for run in self._runs)
 
-    def submit(self, workload: Any, sampling: Mapping[str, Any], info: Any) -> None:
-        """`workload` as Comparison.submit; `info` is of the engine whose pool a scenario's lengths follow."""
-        if isinstance(workload, Scenario):
-            run = ScenarioRun(workload, self.engine, info)
-            run.advance()
-            if run.refusals and not run:
-                raise ValueError(f"engine {self.letter}: {run.refusals[0]}")
-            self._runs.append(run)
-        else:
-            for prompt in workload:
-                self._ask(prompt, sampling)
+    def submit(self, workload: Any, sampling: Mapping[str, Any], info: Any) -> Callable[[], None]:
+        """`workload` as Comparison.submit; `info` is of the engine whose pool a scenario's lengths follow. Returns what takes
+        it back, and has taken it back where something of it is refused: ValueError that names the side."""
+        before = self.engine.handles().keys()
+
+        def take_back() -> None:
+            self._runs[:] = [run for run in self._runs if run is not begun]
+            for number, handle in self.engine.handles().items():
+                if number not in before:
+                    handle.cancel()
+            self.look()
+
+        begun = ScenarioRun(workload, self.engine, info) if isinstance(workload, Scenario) else None
+        try:
+            if begun is not None:
+                self._runs.append(begun)
+                begun.advance()
+                if begun.refusals:
+                    raise ValueError(begun.refusals[0])
+            else:
+                for prompt in workload:
+                    self._ask(prompt, sampling)
+        except ValueError as refusal:
+            take_back()
+            raise ValueError(f"engine {self.letter}: {refusal}") from refusal
         self.look()
+        return take_back
 
     def _ask(self, prompt: Any, sampling: Mapping[str, Any]) -> None:
         from kvscope.engine.bench.trace import Job, greedy
 
-        try:
-            if isinstance(prompt, Job):
-                self.engine.submit(prompt.prompt, greedy(prompt.num_new))
-            elif isinstance(prompt, str):
-                ask(self.engine, prompt, sampling)
-            else:
-                self.engine.submit(prompt, params_of(sampling))
-        except ValueError as refusal:
-            raise ValueError(f"engine {self.letter}: {refusal}") from refusal
+        if isinstance(prompt, Job):
+            self.engine.submit(prompt.prompt, greedy(prompt.num_new))
+        elif isinstance(prompt, str):
+            ask(self.engine, prompt, sampling)
+        else:
+            self.engine.submit(prompt, params_of(sampling))
 
     def advance(self) -> bool:
         output = self.engine.step()
@@ -175,7 +187,7 @@ class RecordedSide(Side):
     def has_work(self) -> bool:
         return self.step < self.recording.last_step
 
-    def submit(self, workload: Any, sampling: Mapping[str, Any], info: Any) -> None:
+    def submit(self, workload: Any, sampling: Mapping[str, Any], info: Any) -> Callable[[], None]:
         raise RuntimeError(f"side {self.letter} is a recording: it has its requests; press Run, or call run()")
 
     def advance(self) -> bool:

@@ -129,12 +129,19 @@ class Comparison(Display):
 
     def submit(self, workload: Any, **sampling: Any) -> None:
         """Give every engine the same requests, and compute nothing yet. `workload`: the name of a scenario, a Scenario, or a
-        list of questions (text), prompts (token ids) or `Job`s; `sampling`: fields of SamplingParams, for lists."""
+        list of questions (text), prompts (token ids) or `Job`s; `sampling`: fields of SamplingParams, for lists. What one engine
+        refuses none is given: ValueError that names it."""
         self._require_open()
         work = workload_of(workload)
         with self._turning:
-            for side in self.sides:
-                side.submit(work, sampling, self.sides[0].info)
+            given: list[Callable[[], None]] = []
+            try:
+                for side in self.sides:
+                    given.append(side.submit(work, sampling, self.sides[0].info))
+            except BaseException:
+                for take_back in given:
+                    take_back()
+                raise
 
     def run(self, workload: Any = None, *, timeout: float | None = None, **sampling: Any) -> Any:
         """Submit `workload`, if any, and go on until nothing is left to do; returns `table()`.

@@ -29,7 +29,7 @@ def test_both_sides_are_run_walked_back_and_shown_as_tables(comparison, browser,
     page.goto(url, timeout=PATIENCE)
     page.wait_for_selector("h2 >> text=B. Contiguous reservation", timeout=PATIENCE)
     page.wait_for_selector("text=Two ways of serving", timeout=PATIENCE)
-    page.select_option("[name=scenario]", "samples")
+    page.select_option("[name=scenario]", "one-chat")
     page.click("text=Submit to every engine")
     page.wait_for_selector(".say >> text=/Engine [AB]:/", timeout=PATIENCE)
     page.wait_for_selector(".state >> text=Paused", timeout=PATIENCE)

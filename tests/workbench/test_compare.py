@@ -174,10 +174,20 @@ def test_bad_work_is_refused_by_name(folder):
     with pytest.raises(TypeError, match="workload=3"):
         cmp.submit(3)
     with pytest.raises(ValueError, match="engine A: "):
-        cmp.submit([Job([1], 5000)])
+        cmp.submit([Job([1, 2], 4), Job([1], 5000)])
+    assert not any(side.has_work for side in cmp.sides)
     cmp.close()
     with pytest.raises(RuntimeError, match="closed"):
         cmp.run("one-chat")
+
+
+def test_what_one_engine_refuses_none_is_given(folder):
+    with compare({}, {"num_blocks": 8}, model=folder, num_blocks=64, **SMALL) as cmp:
+        with pytest.raises(ValueError, match="engine B: a prompt of"):
+            cmp.submit([Job([1, 2], 4), Job([1] * 150, 4)])
+        assert not any(side.has_work for side in cmp.sides) and cmp.step() == 0
+        cmp.run([Job([1, 2], 4)])
+        assert [side.tally.written for side in cmp.sides] == [4, 4]
 
 
 def test_every_preset_names_options_that_exist():
