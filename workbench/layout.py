@@ -129,6 +129,7 @@ class Screen:
                 self._panel("event_log", self._log(), order=5, tabs="explain"),
             ),
             self._column(
+                self._panel("pool_inset", self._view("pool_inset"), order=3, tabs="explain"),
                 self._panel("eviction_queue", self._view("eviction_queue"), order=3, tabs="explain"),
                 self._panel("output", self._output(), order=4, tabs="explain"),
             ),

@@ -13,6 +13,7 @@ from kvscope.workbench.views.base import Selection
 from kvscope.workbench.views.block_cells import hatch_levels
 from kvscope.workbench.views.block_map import BlockMap, svg
 from kvscope.workbench.views.block_marks import marks_of
+from kvscope.workbench.views.pool_inset import PoolInset
 
 
 def drawn(steps, *, selection=None, num_blocks=128, **options):
@@ -262,3 +263,14 @@ def test_an_empty_pool_is_outlines():
     view, _frame, _ = drawn(1)
     assert set(view.source.data["label"]) == {"·", "null"}
     assert view.summary() == "0 of 127 blocks are in use. 0 hold cached text that may be evicted, 127 are empty."
+
+
+def test_the_inset_shows_the_same_blocks_without_words():
+    frame = FakeSource().frame(steps=93)
+    view, inset, chosen = BlockMap(), PoolInset(on_select=lambda selection: chosen.append(selection)), []
+    for each in (view, inset):
+        each.update(frame)
+    assert inset.source.data["face"] == view.source.data["face"] and "label" not in inset.source.data
+    assert inset.root.children == [inset.figure] and inset.svg() == "" and inset.table() == view.table()
+    inset._tapped(Tap(inset.figure, x=3.5, y=2.5))
+    assert (chosen[0].kind, chosen[0].id) == ("block", 2 * 16 + 3)

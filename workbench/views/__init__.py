@@ -14,6 +14,7 @@ _HOMES = {
     "memory": ("memory", "KVUse"),
     "timeline": ("timeline", "Timeline"),
     "prefix_tree": ("prefix_tree", "PrefixTree"),
+    "pool_inset": ("pool_inset", "PoolInset"),
     "eviction_queue": ("eviction_queue", "EvictionQueue"),
     "ledger": ("ledger", "Ledger"),
     "batch": ("batch", "Batch"),

@@ -33,6 +33,8 @@ _PITCH = 47  # px of a labelled cell with its gap, at most
 class BlockMap(View):
     title = "KV block pool"
     LABELS = glyph.LABELS
+    is_inset = False  # True: cells without labels, and neither legend nor host strip
+    widest_cell = _PITCH
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         super().__init__(theme, **callbacks)
@@ -52,15 +54,15 @@ class BlockMap(View):
     def _show_pool(self, num_blocks: int) -> None:
         """Build the figure for a pool of this size; once, and again only when an engine with another pool comes."""
         self._num_blocks = num_blocks
-        labelled, cells = num_blocks <= LABELLED_UPTO, num_blocks <= CELLS_UPTO
-        columns = 16 if labelled else 64 if cells else IMAGE_COLUMNS
+        labelled, cells = num_blocks <= LABELLED_UPTO and not self.is_inset, num_blocks <= CELLS_UPTO
+        columns = 16 if num_blocks <= LABELLED_UPTO else 64 if cells else IMAGE_COLUMNS
         num_rows = -(-num_blocks // columns)
-        gutter, margin = columns * (0.058 if labelled else 0.075), columns * 0.008
+        gutter, margin = columns * (0.058 if labelled else 0.12 if self.is_inset else 0.075), columns * 0.008
         width, height = columns + gutter + margin, num_rows + 2 * margin
         self.figure = fig = plain_figure(
             self.theme, x_range=Range1d(-gutter, columns + margin), y_range=Range1d(num_rows + margin, -margin),
             aspect_ratio=width / height, sizing_mode="scale_width", min_border=0,
-            max_width=round(_PITCH * 16 * 1.066 * self.theme.scale),
+            max_width=round(self.widest_cell * 16 * 1.066 * self.theme.scale),
         )  # fmt: skip
         fig.axis.visible = False
         if cells:
@@ -77,7 +79,7 @@ class BlockMap(View):
         fig.on_event(Tap, self._tapped)
         self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {}) | self.host.sources
         self._paint_legend()
-        self.root.children = [self._legend, fig, self.host.root]
+        self.root.children = [fig] if self.is_inset else [self._legend, fig, self.host.root]
 
     def _row_labels(self, fig: figure, columns: int, num_rows: int, gutter: float) -> None:
         every = {16: 1, 64: 2}.get(columns, max(1, num_rows // 4))
@@ -161,7 +163,7 @@ class BlockMap(View):
 
     def restyle(self, theme: Theme) -> None:
         self.theme = theme
-        self.figure.max_width = round(_PITCH * 16 * 1.066 * theme.scale)
+        self.figure.max_width = round(self.widest_cell * 16 * 1.066 * theme.scale)
         self._row_text.glyph.text_color = theme.muted
         self._row_text.glyph.text_font_size = theme.font(13)
         if self._hover is not None:
