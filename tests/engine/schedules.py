@@ -55,6 +55,8 @@ options = st.fixed_dictionaries(
 class Schedules(RuleBasedStateMachine):
     """Over the fake model, which judges every page; another model overrides `make_core`, `check_pages` and `expected`."""
 
+    operations = 0  # of all runs of the class, each followed by an audit; the many steps of one rule count each
+
     @initialize(options=options)
     def start(self, options):
         self.windows = options["windows"]
@@ -216,6 +218,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self):
+        type(self).operations += 1
         self.core.check_integrity()
         self.oracle_of_cache.follow(self.requests)
         self.check_pages()
@@ -243,7 +246,9 @@ class Schedules(RuleBasedStateMachine):
                 assert seq.output_token_ids == expected[:kept]  # I7
 
 
-def check(machine: type[RuleBasedStateMachine], examples: int, length: int) -> None:
+def check(machine: type[Schedules], examples: int, length: int) -> int:
+    """Run it; how many operations that were is printed and returned."""
+    before = machine.operations
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -254,3 +259,6 @@ def check(machine: type[RuleBasedStateMachine], examples: int, length: int) -> N
             derandomize=True,
         ),
     )
+    done = machine.operations - before
+    print(f"{machine.__name__}: {done:,} operations")
+    return done

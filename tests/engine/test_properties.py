@@ -117,11 +117,12 @@ def test_many_random_schedules_of_a_llama(llama):
 @pytest.mark.parametrize("policy", sorted(STRATEGIES))
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
 def test_a_hundred_thousand_operations_of_both_caches(prefix_cache, policy):
-    """8,400 a strategy and cache; each admission is held against a list of all cached texts."""
+    """A twelfth of them a strategy and cache; each admission is held against a list of all cached texts."""
 
     class OfOneKind(Schedules):
         def make_core(self, options):
             kind = {"enable_prefix_caching": True, "prefix_cache": prefix_cache, "eviction_policy": policy}
             return super().make_core(options | kind)
 
-    check(OfOneKind, 140, 60)
+    OfOneKind.__name__ = f"{prefix_cache}, {policy}"
+    assert check(OfOneKind, 140, 60) >= 100_000 / 12
