@@ -202,9 +202,7 @@ class EngineCore:
             max_tokens = self.door.check(prompt_token_ids, params, priority=priority, deadline=deadline, waited=waited)
             self.door.check_queue(self.scheduler.waiting, len(prompt_token_ids), now)
         except RequestRefused as refusal:
-            self.counters.count("kvscope:requests_refused_total")
-            self.journal.emit(EventKind.REFUSED, request_id, cause=refusal.cause, text=str(refusal),
-                              numbers={"needed": refusal.needed, "available": refusal.available})  # fmt: skip
+            self._tell_refused(request_id, refusal)
             raise
         salt = self.config.cache_salt if cache_salt is None else cache_salt
         request = Request(
@@ -229,6 +227,16 @@ class EngineCore:
         self.journal.emit(EventKind.SUBMITTED, request_id, cause=Cause.USER, numbers=numbers, text=label)
         self.scheduler.add(request.children[0])
         return request_id
+
+    def refuse(self, request_id: int, refusal: RequestRefused) -> None:
+        """Count and tell what whoever promised this id has refused, whatever this core would say by now."""
+        self._last_id, self.journal.time = request_id, time.monotonic()
+        self._tell_refused(request_id, refusal)
+
+    def _tell_refused(self, request_id: int, refusal: RequestRefused) -> None:
+        self.counters.count("kvscope:requests_refused_total")
+        self.journal.emit(EventKind.REFUSED, request_id, cause=refusal.cause, text=str(refusal),
+                          numbers={"needed": refusal.needed, "available": refusal.available})  # fmt: skip
 
     def get(self, request_id: int) -> Request:
         """A live request, or one of the last that ended (256 at least). KeyError for any other id."""

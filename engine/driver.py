@@ -98,11 +98,13 @@ class Driver:
             self._last_id += 1
             record = RequestRecord(self._last_id, prompt, params, make_text, priority, deadline)
             refusal = self._refusal(core, record)
-            self._commands.put(partial(self._add, record))
-            self._inbox += 1
-            self._inbox_tokens += len(prompt.token_ids)
             if refusal is None:
+                self._commands.put(partial(self._add, record))
+                self._inbox += 1
+                self._inbox_tokens += len(prompt.token_ids)
                 self.registry.live[record.request_id] = record
+            else:  # by the time that the core hears of it, it might have had room
+                self._commands.put(partial(self._refuse, record.request_id, refusal))
         if refusal is not None:
             raise refusal
         return record
@@ -271,12 +273,16 @@ class Driver:
         except RequestRefused as refusal:  # the event and the counter are the core's
             if refusal.cause is Cause.DEADLINE:  # it passed while a step kept the core busy
                 self.registry.end(record, "cancelled", stop_reason="deadline")
-            else:  # told to the caller by submit()
+            else:
                 self.registry.end(record, "failed", refusal)
         finally:
             with self._lock:
                 self._inbox -= 1
                 self._inbox_tokens -= len(record.prompt.token_ids)
+
+    def _refuse(self, request_id: int, refusal: RequestRefused) -> None:
+        if self._core is not None:
+            self._core.refuse(request_id, refusal)
 
     def _cancel(self, request_id: int) -> None:
         record = self.registry.live.get(request_id)

@@ -145,6 +145,17 @@ def test_a_full_queue_refuses_at_once(make_engine):
     assert engine.submit("hello", SHORT).result(30).request_id == 5
 
 
+def test_what_the_caller_was_refused_is_not_served_though_the_core_has_room_when_it_hears_of_it(make_engine):
+    engine = make_engine(max_waiting_requests=1)
+    engine._driver._inbox = 1  # one on its way to the core, which may be counted twice, and be gone the next moment
+    with pytest.raises(RequestRefused, match="1 requests are waiting"):
+        engine.submit("hello", SHORT)
+    engine._driver._inbox = 0
+    assert engine.submit("hello", SHORT).result(30).request_id == 2
+    assert engine.metrics()["kvscope:requests_refused_total"] == 1
+    assert [event.request_id for event in events_of(engine, EventKind.SUBMITTED)] == [2]
+
+
 def test_generate_checks_every_prompt_before_it_submits_any(engine):
     with pytest.raises(ValueError, match="must not be empty"):
         engine.generate(["hello", ""], SHORT)
