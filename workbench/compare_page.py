@@ -52,14 +52,14 @@ def status(comparison: Comparison, error: tuple[str, str]) -> Status:
 
 
 class CompareScreen(Screen):
-    """`only` is not for a comparison: its views are one page."""
+    """`only` is not heeded: the views of a comparison are one page."""
 
     def __init__(
         self, choices: Choices, on_message: Callable[..., None], *, sides: Sequence[Any], only: str = "", **options: Any
     ):
         self._sides = sides
         self._extra = InlineStyleSheet()
-        super().__init__(choices, on_message, only=only, **options)
+        super().__init__(choices, on_message, **options)
 
     def _make_header(self) -> CompareHeader:
         header = CompareHeader(self._theme, self._sheets, sides=self._sides)
