@@ -11,7 +11,7 @@ between the two belongs to it. `kvscope.engine.recording` does the work; needs n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from kvscope.engine.recording.moment import Moment
 from kvscope.engine.recording.recording import Recording, Series
@@ -80,10 +80,10 @@ class Replay:
         if name not in _WORK:
             raise AttributeError(f"a recording has no {name!r}")
 
-        def refuse(*arguments: Any, **options: Any) -> Any:
-            raise RuntimeError(f"{name}() needs an engine, and this is a recording of one; Workbench() makes one")
+        return lambda *arguments, **options: self.refuse(name)
 
-        return refuse
+    def refuse(self, name: str) -> NoReturn:
+        raise RuntimeError(f"{name}() needs an engine, and this is a recording of one; Workbench() makes one")
 
     def __repr__(self) -> str:
         return f"<Replay of {self.recording!r}>"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ class Workbench(Display):
     def traffic(self, *, rate: float | None = None, shape: str = "poisson", **options: Any) -> Traffic:
         """Let requests arrive by themselves until `stop()`, in place of traffic that was on its way. `shape`: "poisson" |
         "bursts" | "steady" | "ramp"; or trace="requests.jsonl". `Traffic` says the other options. Ends with the workbench."""
+        if self.is_replay:
+            self.engine.refuse("traffic")
         traffic = Traffic(self.engine, rate=rate, shape=shape, **options)
         self.stop_traffic()
         self._traffic = traffic
@@ -174,6 +177,19 @@ class Workbench(Display):
         """Write what was recorded up to now to one file, which `Workbench.replay` and `kvscope replay` show anywhere, with no
         model. The engine may go on meanwhile."""
         return self._up_to_now().save(path)
+
+    def save_html(
+        self, path: str | Path, *, first: int | None = None, last: int | None = None, theme: str | None = None
+    ) -> Path:
+        """Write the steps `first` to `last` of what was recorded (default: all) to one HTML file that plays in any browser, with no
+        Python, server or network; the path. It opens in `theme`, "light" or "dark" (default: the one on screen). ValueError with a
+        sentence for a wrong option and for a path that cannot be written."""
+        from .save_html import save_html
+
+        recording = self._up_to_now()
+        theme = ("dark" if self.choices.dark else "light") if theme is None else theme
+        slots = deepcopy(self._slots[self.player.shows_file])
+        return save_html(recording, path, title=_title(recording), first=first, last=last, theme=theme, slots=slots)
 
     @classmethod
     def replay(cls, recording: str | Path | Recording) -> Workbench:

@@ -84,7 +84,15 @@ def test_a_replay_shows_every_step_and_works_at_none(saved):
             assert frame.snapshot.step == step and frame.info.num_blocks == 64
         assert "Request 2" in wb.views.output.summary()
         assert any("arrived" in line for line in wb.explain())
-        for act in (lambda: wb.submit("x"), wb.pause, wb.resume, wb.step, lambda: wb.run("crowd"), wb.engine.generate):
+        for act in (
+            lambda: wb.submit("x"),
+            wb.pause,
+            wb.resume,
+            wb.step,
+            lambda: wb.run("crowd"),
+            wb.engine.generate,
+            wb.traffic,
+        ):
             with pytest.raises(RuntimeError, match="needs an engine, and this is a recording of one"):
                 act()
         assert wb.back(3) == max(live) - 3
