@@ -223,17 +223,28 @@ def paged_attention(
     )
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Any:
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+) -> Any:
     """Lay out weight [N, K] (and bias [N]) once for `linear` on activations of `dtype`; the only copy kept.
+
+    | quantization | the weight | the product |
+    |---|---|---|
+    | None | in D | x Wᵀ |
+    | "int8" | int8, one float32 scale for each of the N outputs: the largest magnitude of its row / 127 | x in D, times the int8 as they are, times the scale |
+    | "int8-dynamic" | the same | x as int8 with a scale for each 32 values along K, their largest magnitude / 127 |
 
     The result has `out_features`, `in_features`, `num_bytes`, and `rows(ids int64 [T]) -> [T, K] in D`, which serves
     an embedding tied to the head.
     """
-    return _for(weight, dtype).pack_linear(weight, bias, dtype)
+    return _for(weight, dtype).pack_linear(weight, bias, dtype, quantization)
 
 
 def linear(x: torch.Tensor, packed: Any, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """x [T, K] in D times a packed weight, plus its bias: [T, N] in `out_dtype` (default D), summed in float32."""
+    """x [T, K] in D times a packed weight, plus its bias: [T, N] in `out_dtype` (default D), summed in float32.
+
+    Products of two int8 are summed exactly within a group.
+    """
     return _for(x).linear(x, packed, out_dtype=out_dtype)
 
 

@@ -150,6 +150,11 @@ def attend(
 
 # Linear layers
 
+QUANTIZATIONS = (None, "int8", "int8-dynamic")
+GROUP = 32  # values of x that share a scale under "int8-dynamic"
+LEAST_LARGEST = 2.0**-100
+PIECE = 1 << 20  # values that are quantized at a time
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
@@ -174,12 +179,87 @@ class PackedLinear:
         return F.embedding(ids, self.weight)
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
-    return PackedLinear(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """A weight of int8 [N, K] with a float32 scale [N] for each output, and a bias [N] in D.
+
+    `dynamic`: the product takes x as int8 too, with a scale for each group of 32.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+    dynamic: bool
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.weight[ids] * self.scale[ids, None]).to(self.dtype)
 
 
-def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return F.linear(x, packed.weight, packed.bias).to(out_dtype or x.dtype)
+def check_quantization(quantization: str | None) -> None:
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization={quantization!r}: must be one of {', '.join(map(repr, QUANTIZATIONS))}")
+
+
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+) -> PackedLinear | Int8Linear:
+    check_quantization(quantization)
+    bias = None if bias is None else bias.detach().to(dtype)
+    if quantization is None:
+        return PackedLinear(weight.detach().to(dtype), bias)
+    return Int8Linear(*quantize_weight(weight), bias, dtype, quantization == "int8-dynamic")
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 [N, K], float32 scale [N]): to the nearest multiple of the scale, which is a row's largest magnitude / 127.
+
+    Symmetric, round to nearest (Nagel et al. 2021, A White Paper on Neural Network Quantization, 2.2). A row of zeros
+    stays zero. Taken in pieces, so that no second copy of a large weight is made in float32.
+    """
+    rounded = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    rows = max(1, PIECE // max(1, weight.shape[1]))
+    for piece, to, factor in zip(weight.detach().split(rows), rounded.split(rows), scale.split(rows), strict=True):
+        piece = piece.float()
+        torch.div(piece.abs().amax(1), 127, out=factor)
+        to.copy_(torch.round(piece / torch.where(factor > 0, factor, 1.0)[:, None]))
+    return rounded, scale
+
+
+def quantize_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] as (whole numbers from -127 to 127, float32 [T, G, 32]; scales float32 [T, G, 1]), K padded with zeros.
+
+    The scale is the largest magnitude of a group / 127, NaN or infinite where x is. A group below LEAST_LARGEST, whose
+    reciprocal would leave float32, is all zeros.
+    """
+    x = F.pad(x.float(), (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    largest = x.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest < LEAST_LARGEST, 0.0, torch.full_like(largest, 127) / largest)
+    return torch.round(x * inverse), largest / 127
+
+
+def linear(x: torch.Tensor, packed: PackedLinear | Int8Linear, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    out_dtype = out_dtype or x.dtype
+    if isinstance(packed, PackedLinear):
+        return F.linear(x, packed.weight, packed.bias).to(out_dtype)
+    if packed.dynamic:
+        whole, scale = quantize_groups(x)
+        x = (whole * scale).flatten(1)[:, : packed.in_features]
+    out = F.linear(x.float(), packed.weight.float()) * packed.scale
+    return (out if packed.bias is None else out + packed.bias).to(out_dtype)
 
 
 # Sampling

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from kvscope.kernels import reference
@@ -209,9 +210,8 @@ def _dense(k, dtype, device, s):
 
 
 def _int8(k, dtype, device, s):
-    from kvscope.kernels.triton.linear import pack_int8_linear
-
-    yield from _linears("linear, int8", pack_int8_linear, k, dtype, device, s, torch.Tensor.numel)
+    pack = partial(k.pack_linear, quantization="int8")
+    yield from _linears("linear, int8", pack, k, dtype, device, s, torch.Tensor.numel)
 
 
 def _sampling(k, dtype, device, s):

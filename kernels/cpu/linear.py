@@ -7,7 +7,7 @@ a panel the words of one step lie side by side:
     weight   [N, K]                      row n:  w[n,0] w[n,1] | w[n,2] w[n,3] | …          (| : words, here bfloat16)
     packed   [N / COLUMNS][words][COLUMNS]       panel 0, word 0: w[0,0:2] w[1,0:2] … w[31,0:2];  word 1: w[0,2:4] …
 
-N and K are padded with zeros. A product then reads a panel, and all panels of a thread, as one stream. It is the only
+Of int8 a word holds four. N and K are padded with zeros. A product then reads a panel, and all panels of a thread, as one stream. It is the only
 copy of the weight; `PackedLinear.rows` gives rows back for an embedding that is tied to the output head.
 
 **Product.** The work is the grid of row blocks × panels, in that order, cut into one run of equal length per thread. A
@@ -15,8 +15,12 @@ row block fits well into the L2 cache, so that with many rows (prefill) x is rea
 with few (decode) there is one block, and every thread streams its own share of the weight. Of the tiles of a panel only
 the first would wait for memory; so all of them together prefetch the next panel.
 
+**int8.** `reference.quantize_weight` says what the weight becomes, and `linear_groups` turns x into int8 too, where that
+is asked for and the CPU multiplies bytes. Otherwise the tile widens the weight's bytes in registers.
+
 Rows do not meet: the result of a row is the same, bit for bit, whatever rows stand beside it and however many threads
-there are. float32 accumulates in float32; bfloat16 products are exact in float32 and accumulate there.
+there are. float32 accumulates in float32; bfloat16 products are exact in float32 and accumulate there; products of two int8 add
+up exactly to the sum of a group.
 """
 
 from __future__ import annotations
@@ -28,34 +32,49 @@ import torch
 import torch.nn.functional as F
 from numba import float32, prange, uint32
 
+from ..reference import check_quantization, quantize_weight
 from .compiler import CPU, array_at, kernel, num_threads
-from .linear_tile import COLUMNS, MAX_ROWS, make_tile
+from .linear_groups import num_parts, quantize_rows, rounded_rows
+from .linear_steps import COLUMNS, GROUP, GROUP_BYTES, KINDS
+from .linear_tile import make_tile
 from .scalars import store_row
 
-PANEL_STEP = 4 * COLUMNS  # bytes of a panel that one step reads
+ROW_BYTES = 4 * COLUMNS  # of a panel: one word of each of its outputs; also of COLUMNS float32
 AHEAD = 4096  # bytes of weight to prefetch: about the latency of memory times the bandwidth of a core
 BLOCK_BYTES = 256 * 1024  # of x in a row block
 
 # ------------------------------------------------------------------------------------------------------ the product
 
 
-def _make_product(kind: str):
+def _make_product(kind: str, group: str):
     """The product kernel of one kind of tile."""
     tile = make_tile(kind)
+    step_bytes, most_rows = KINDS[kind].w_bytes, KINDS[kind].rows
+    quantizes = kind == "i8_dot"
 
-    @kernel(
-        f"void({', '.join(['int64'] * 13)})",
-        parallel=True,
-        group="bfloat16" if kind.startswith("bf16") else "float32",
-        name=f"linear_{kind}",
-    )
-    def product(x, x_stride, w, bias, bias_step, out, out_stride, as_bf16, m, n, steps, num_blocks, num_parts):
-        """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w + bias. bias_step: bytes from panel to panel."""
+    @kernel(f"void({', '.join(['int64'] * 17)})", parallel=True, group=group, name=f"linear_{kind}")
+    def product(
+        x, x_stride, x_bf16, records, quantizers, w, scale, bias, bias_step, out, out_stride, as_bf16, m, n, steps,
+        num_blocks, num_parts,
+    ):  # fmt: skip
+        """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w · scale + bias. bias_step: bytes from panel to panel.
+
+        Where x is quantized, `records` has room for its groups, and `quantizers` threads fill it.
+        """
+        x_at, row_bytes, x_step = x, x_stride, x_stride
+        if quantizes:
+            x_at, row_bytes, x_step = records, GROUP_BYTES, m * GROUP_BYTES
+            if quantizers == 1:
+                quantize_rows(0, m, x, x_stride, x_bf16, records, m, steps)
+            else:
+                for part in prange(quantizers):
+                    begin, end = part * m // quantizers, (part + 1) * m // quantizers
+                    quantize_rows(begin, end, x, x_stride, x_bf16, records, m, steps)
         panels = (n + COLUMNS - 1) // COLUMNS
         tasks = num_blocks * panels
-        panel_bytes = steps * PANEL_STEP
+        panel_bytes = steps * step_bytes
         for part in prange(num_parts):
-            sums = np.empty((MAX_ROWS, COLUMNS), np.float32)
+            sums = np.empty((most_rows, COLUMNS), np.float32)
             begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
             for task in range(begin, end):
                 block, panel = task // panels, task % panels
@@ -63,21 +82,22 @@ def _make_product(kind: str):
                 rows = (block + 1) * m // num_blocks - first
                 columns = min(COLUMNS, n - panel * COLUMNS)
                 whole = as_bf16 == 0 and columns == COLUMNS  # then the tile writes into out by itself
-                this, init = w + panel * panel_bytes, bias + panel * bias_step
-                tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
-                share = PANEL_STEP // tiles  # bytes of the next panel that each step of each tile prefetches
+                this, init, factors = w + panel * panel_bytes, bias + panel * bias_step, scale + panel * ROW_BYTES
+                tiles = (rows + most_rows - 1) // most_rows
+                share = step_bytes // tiles  # bytes of the next panel that each step of each tile prefetches
                 for t in range(tiles):  # as equal as can be: 32 rows are 10 + 11 + 11, not 12 + 12 + 8
                     start = first + t * rows // tiles
                     height = first + (t + 1) * rows // tiles - start
-                    x_at, to = x + start * x_stride, out + start * out_stride + panel * COLUMNS * (2 if as_bf16 else 4)
+                    tile_x = x_at + start * row_bytes
+                    to = out + start * out_stride + panel * COLUMNS * (2 if as_bf16 else 4)
                     if tiles == 1 or (task == begin and t == 0):
-                        ahead, ahead_step = this + AHEAD, PANEL_STEP
+                        ahead, ahead_step = this + AHEAD, step_bytes
                     elif task + 1 < end:
                         ahead, ahead_step = w + (panel + 1) % panels * panel_bytes + t * steps * share, share
                     else:
                         ahead, ahead_step = this, 0
-                    at, stride = (to, out_stride) if whole else (sums.ctypes.data, PANEL_STEP)
-                    tile(height, x_at, x_stride, this, PANEL_STEP, steps, init, 0, at, stride, ahead, ahead_step)
+                    at, stride = (to, out_stride) if whole else (sums.ctypes.data, ROW_BYTES)
+                    tile(height, tile_x, x_step, this, steps, init, 0, factors, at, stride, ahead, ahead_step)
                     if not whole:
                         for r in range(height):
                             row = array_at(at + r * stride, columns, float32)
@@ -86,11 +106,27 @@ def _make_product(kind: str):
     return product
 
 
+_BF16_KIND = "bf16_dot" if CPU.avx512_bf16 else "bf16"
 _PRODUCTS = {
-    torch.float32: _make_product("f32"),
-    torch.bfloat16: _make_product("bf16_dot" if CPU.avx512_bf16 else "bf16"),
+    "f32": _make_product("f32", "float32"),
+    _BF16_KIND: _make_product(_BF16_KIND, "bfloat16"),
+    "i8": _make_product("i8", "int8"),
 }
+if CPU.avx512_bf16:
+    _PRODUCTS["i8_bf16"] = _make_product("i8_bf16", "int8")
+if CPU.avx512_vnni:
+    _PRODUCTS["i8_dot"] = _make_product("i8_dot", "int8")
 _NO_BIAS = torch.zeros(COLUMNS)
+
+
+def _kind(dtype: torch.dtype, quantization: str | None) -> str:
+    """The fastest tile that this CPU has."""
+    if quantization == "int8-dynamic" and CPU.avx512_vnni:
+        return "i8_dot"
+    if quantization is None:
+        return "f32" if dtype == torch.float32 else _BF16_KIND
+    return "i8_bf16" if (dtype, quantization) == (torch.bfloat16, "int8") and CPU.avx512_bf16 else "i8"
+
 
 # --------------------------------------------------------------------------------------------- packing and unpacking
 
@@ -135,15 +171,17 @@ class PackedLinear:
     """A weight [N, K] in panels, and its bias. Made by `pack_linear`; the order of `data` depends on the CPU."""
 
     data: torch.Tensor  # int32 [N / COLUMNS, words, COLUMNS]
+    scale: torch.Tensor | None  # float32 [N, padded to COLUMNS] of an int8 weight
     bias: torch.Tensor | None  # float32 [N, padded to COLUMNS]
     out_features: int  # N
     in_features: int  # K
-    dtype: torch.dtype
+    dtype: torch.dtype  # of x
+    quantization: str | None
 
     @property
     def num_bytes(self) -> int:
-        """Memory held: the packed weight with its padding, and the bias."""
-        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        """Memory held: the packed weight with its padding, its scales, and the bias."""
+        return sum(tensor.nbytes for tensor in (self.data, self.scale, self.bias) if tensor is not None)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight, as an embedding looks them up: ids int64 [n] -> [n, K] in `dtype`.
@@ -157,14 +195,20 @@ class PackedLinear:
         n = self.out_features
         if unpack_rows(rows.data_ptr(), ids.data_ptr(), len(ids), self.data.data_ptr(), n, words, parts):
             raise IndexError(f"ids must lie in 0 to {n - 1}, not {ids.min().item()} to {ids.max().item()}")
-        return rows.view(self.dtype)[:, : self.in_features]
+        if self.scale is None:
+            return rows.view(self.dtype)[:, : self.in_features]
+        return (rows.view(torch.int8)[:, : self.in_features] * self.scale[ids, None]).to(self.dtype)
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
-    """Packs a weight [N, K] (any float dtype, converted to `dtype`) and a bias [N] (or None); keeps neither.
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+) -> PackedLinear:
+    """Packs a weight [N, K] (any float dtype, converted to `dtype` or quantized) and a bias [N] (or None); keeps neither.
 
-    Raises ValueError for a dtype other than float32 and bfloat16, and for shapes that do not fit.
+    Raises ValueError for a dtype other than float32 and bfloat16, for an unknown quantization, and for shapes that do
+    not fit.
     """
+    check_quantization(quantization)
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype={dtype}: CPU linears are packed as torch.float32 or torch.bfloat16")
     if weight.ndim != 2 or 0 in weight.shape:
@@ -172,24 +216,30 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dt
     n, k = weight.shape
     if bias is not None and bias.shape != (n,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}, not [{n}] as the weight's rows")
-    weight = weight.detach().to("cpu", dtype)
-    if k * dtype.itemsize % 4:
-        weight = F.pad(weight, (0, 1))
+    weight, scale = weight.detach().to("cpu"), None
+    if quantization is None:
+        weight = weight.to(dtype)
+    else:
+        weight, scale = quantize_weight(weight)
+    step = GROUP if quantization == "int8-dynamic" else 4 // weight.itemsize
+    if k % step:
+        weight = F.pad(weight, (0, -k % step))
     weight = weight.contiguous()
-    words = weight.shape[1] * dtype.itemsize // 4
+    words = weight.shape[1] * weight.itemsize // 4
     panels = -(-n // COLUMNS)
     data = torch.empty(panels, words, COLUMNS, dtype=torch.int32)
     pack_words(data.data_ptr(), weight.data_ptr(), n, words, num_threads())
-    if bias is not None:
-        bias = F.pad(bias.detach().to("cpu", dtype).float(), (0, panels * COLUMNS - n))
-    return PackedLinear(data, bias, n, k, dtype)
+    missing = (0, panels * COLUMNS - n)
+    scale = None if scale is None else F.pad(scale, missing)
+    bias = None if bias is None else F.pad(bias.detach().to("cpu", dtype).float(), missing)
+    return PackedLinear(data, scale, bias, n, k, dtype, quantization)
 
 
-def _num_blocks(rows: int, row_bytes: int, panels: int) -> int:
+def _num_blocks(rows: int, row_bytes: int, most_rows: int, panels: int) -> int:
     """Into how many equal row blocks to cut x: each within BLOCK_BYTES, but a tile high; tasks enough to share evenly."""
     by_cache = -(-rows * row_bytes // BLOCK_BYTES)
-    by_threads = min(-(-4 * num_threads() // panels), rows // (4 * MAX_ROWS))
-    return max(1, min(max(by_cache, by_threads), rows // MAX_ROWS))
+    by_threads = min(-(-4 * num_threads() // panels), rows // (4 * most_rows))
+    return max(1, min(max(by_cache, by_threads), rows // most_rows))
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -203,18 +253,37 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
         raise ValueError(f"x is {x.dtype} {list(x.shape)} on {x.device}; this linear takes {takes}")
     if out_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"out_dtype={out_dtype}: a CPU linear gives torch.float32 or torch.bfloat16")
-    out = torch.empty(len(x), packed.out_features, dtype=out_dtype)
-    if len(x) == 0:
+    m, n = len(x), packed.out_features
+    out = torch.empty(m, n, dtype=out_dtype)
+    if m == 0:
         return out
-    if packed.dtype == torch.bfloat16:
-        x = x if CPU.avx512_bf16 else x.float()
-        x = F.pad(x, (0, 1)) if packed.in_features % 2 else x
     if x.stride(1) != 1:
         x = x.contiguous()
-    bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, PANEL_STEP)
-    _PRODUCTS[packed.dtype](
-        x.data_ptr(), x.stride(0) * x.itemsize, packed.data.data_ptr(), bias.data_ptr(), bias_step, out.data_ptr(),
-        out.stride(0) * out.itemsize, out_dtype == torch.bfloat16, len(x), packed.out_features, packed.data.shape[1],
-        _num_blocks(len(x), x.shape[1] * x.itemsize, packed.data.shape[0]), num_threads(),
+    kind = _kind(packed.dtype, packed.quantization)
+    panels, words = packed.data.shape[:2]
+    steps = words // KINDS[kind].words
+    x_bytes = steps * KINDS[kind].x_bytes
+    records, quantizers = 0, 1
+    if kind == "i8_dot":
+        x = _padded(x, steps * GROUP)
+        room = torch.empty(m * x_bytes, dtype=torch.uint8)
+        records, quantizers = room.data_ptr(), num_parts(x.numel())
+    else:
+        if packed.quantization == "int8-dynamic":
+            x = rounded_rows(x)
+        elif x.dtype == torch.bfloat16 and kind not in ("bf16_dot", "i8_bf16"):
+            x = x.float()
+        x = _padded(x, x_bytes // x.itemsize)
+    bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, ROW_BYTES)
+    _PRODUCTS[kind](
+        x.data_ptr(), x.stride(0) * x.itemsize, x.dtype is torch.bfloat16, records, quantizers,
+        packed.data.data_ptr(), 0 if packed.scale is None else packed.scale.data_ptr(), bias.data_ptr(), bias_step,
+        out.data_ptr(), out.stride(0) * out.itemsize, out_dtype is torch.bfloat16, m, n, steps,
+        _num_blocks(m, x_bytes, KINDS[kind].rows, panels), num_threads(),
     )  # fmt: skip
     return out
+
+
+def _padded(x: torch.Tensor, columns: int) -> torch.Tensor:
+    """x with zeros up to as many columns as the steps of a tile take."""
+    return x if x.shape[1] == columns else F.pad(x, (0, columns - x.shape[1]))

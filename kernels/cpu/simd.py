@@ -104,6 +104,11 @@ def dot_bf16_ir(builder, acc, a, b):
     return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, [acc, a, b])
 
 
+def dot_u8_i8_ir(builder, acc, a, b):
+    """acc[i] + a[4i] b[4i] + … + a[4i+3] b[4i+3] in int32, a unsigned and b signed bytes: `vpdpbusd`."""
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [acc, a, b])
+
+
 def operation(result, *parameters):
     """Makes `emit(builder, *values)` callable in kernels: it takes Numba types `parameters` and returns `result`.
 

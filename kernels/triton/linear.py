@@ -1,6 +1,6 @@
 """Linear layers on a GPU: dense products are cuBLAS through torch, which is at the roofline; int8 weights are a kernel.
 
-An int8 weight has one scale per output, the largest magnitude of its row / 127, so that
+An int8 weight (`reference.quantize_weight`) has one scale per output, so that
 
     out[t, n] = scale[n] · Σ_k x[t, k] · w[n, k] + bias[n]
 
@@ -10,8 +10,6 @@ How a product is tiled depends on the number of tokens, so its rounding does too
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,40 +18,15 @@ from .. import reference
 from .attention import Tile
 from .launch import dot, launch, power_of_2
 
-pack_linear = reference.pack_linear
 
-
-@dataclass(frozen=True, slots=True)
-class Int8Linear:
-    """A weight of int8 [N, K] with a float32 scale [N] per output, and a bias [N] in D."""
-
-    weight: torch.Tensor
-    scale: torch.Tensor
-    bias: torch.Tensor | None
-    dtype: torch.dtype
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return (self.weight[ids].float() * self.scale[ids, None]).to(self.dtype)
-
-
-def pack_int8_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Int8Linear:
-    """Round a weight [N, K] to int8, to the nearest, for `linear` on activations of `dtype`; a row of zeros stays zero."""
-    weight = weight.detach().float()
-    scale = weight.abs().amax(1) / 127
-    rounded = torch.round(weight / torch.where(scale > 0, scale, 1.0)[:, None]).to(torch.int8)
-    return Int8Linear(rounded, scale, None if bias is None else bias.detach().to(dtype), dtype)
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+) -> reference.PackedLinear | reference.Int8Linear:
+    if quantization == "int8-dynamic":
+        raise ValueError(
+            "quantization='int8-dynamic': kernels='triton' multiply int8 weights by x in its own type: 'int8'"
+        )
+    return reference.pack_linear(weight, bias, dtype, quantization)
 
 
 @triton.jit
@@ -90,7 +63,7 @@ def int8_tile(dtype: torch.dtype, num_tokens: int) -> tuple[Tile, int]:
 
 
 def linear(
-    x: torch.Tensor, packed: reference.PackedLinear | Int8Linear, *, out_dtype: torch.dtype | None = None
+    x: torch.Tensor, packed: reference.PackedLinear | reference.Int8Linear, *, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     out_dtype = out_dtype or x.dtype
     if isinstance(packed, reference.PackedLinear):

@@ -1,12 +1,14 @@
-"""The CPU linears against plain torch in float64: every shape of padding, both dtypes, and the promises on top."""
+"""The CPU linears against plain torch in float64: every shape of padding, both dtypes, int8, and the promises on top."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kvscope.kernels import reference
 from kvscope.kernels.cpu import compiler
 from kvscope.kernels.cpu.linear import linear, pack_linear
 
 DTYPES = [torch.float32, torch.bfloat16]
+QUANTIZATIONS = [None, "int8", "int8-dynamic"]
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # half a unit in the last place
 # out features, in features, rows: one of each; around the panel (16, 32), the tile (6, 12), the word (2) and the chunk (128)
 SHAPES = [(1, 1, 1), (2, 3, 2), (31, 64, 5), (33, 7, 12), (100, 129, 13), (64, 128, 25), (49, 577, 31), (576, 1536, 3)]
@@ -47,9 +49,10 @@ def test_float32_is_as_exact_as_torch(k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype):
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(quantization, dtype):
     x, weight, b = problem(200, 300, 700, dtype, bias=True)
-    packed = pack_linear(weight, b, dtype)
+    packed = pack_linear(weight, b, dtype, quantization)
     together = linear(x, packed)
     for rows in (1, 2, 7, 12, 13, 32):
         assert torch.equal(linear(x[300 : 300 + rows], packed), together[300 : 300 + rows])
@@ -71,9 +74,10 @@ def test_more_rows_than_a_block(row_bytes, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_strided_x(dtype):
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_strided_x(quantization, dtype):
     x, weight, _ = problem(50, 24, 9, dtype, bias=False)
-    packed = pack_linear(weight, None, dtype)
+    packed = pack_linear(weight, None, dtype, quantization)
     wide = torch.zeros(9, 100, dtype=dtype)
     wide[:, 10:34] = x
     assert torch.equal(linear(wide[:, 10:34], packed), linear(x, packed))  # rows of a larger tensor
@@ -81,9 +85,10 @@ def test_strided_x(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_rows(dtype):
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_no_rows(quantization, dtype):
     _, weight, _ = problem(5, 6, 1, dtype, bias=False)
-    assert linear(torch.empty(0, 6, dtype=dtype), pack_linear(weight, None, dtype)).shape == (0, 5)
+    assert linear(torch.empty(0, 6, dtype=dtype), pack_linear(weight, None, dtype, quantization)).shape == (0, 5)
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_the_special_values():
@@ -129,11 +134,75 @@ def test_converts_the_checkpoint_to_dtype():
     assert torch.equal(pack_linear(weight, None, torch.bfloat16).rows(torch.arange(40)), weight.bfloat16())
 
 
+# ------------------------------------------------------------------------------------------------------------ int8
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS[1:])
+@pytest.mark.parametrize(("n", "k", "m"), [*SHAPES, (70, 8192, 9)])
+def test_int8_is_the_reference_but_for_the_order_of_sums(n, k, m, quantization, dtype, out_dtype):
+    x, weight, b = problem(n, k, m, dtype, bias=n % 2 == 0)
+    weight[n // 2] = 0
+    plain = reference.pack_linear(weight, b, dtype, quantization)
+    got = linear(x, pack_linear(weight, b, dtype, quantization), out_dtype=out_dtype)
+    if plain.dynamic:
+        whole, scale = reference.quantize_groups(x)
+        x = (whole.double() * scale).flatten(1)[:, :k]
+    rounded = plain.weight.double() * plain.scale[:, None]
+    want = exact(x, rounded, plain.bias)
+    assert got.dtype == out_dtype and got.shape == (m, n)
+    sums = EPS[torch.float32] * 4 * k**0.5 * F.linear(x.double().abs(), rounded.abs()) + 1e-6
+    assert ((got.double() - want).abs() <= sums + 1.01 * EPS[out_dtype] * want.abs()).all()
+
+
+def test_int8_uses_all_of_its_range_row_by_row():
+    _, weight, _ = problem(64, 100, 1, torch.float32, bias=False)
+    weight *= torch.logspace(-20, 10, 64)[:, None]
+    int8, scale = reference.quantize_weight(weight)
+    assert (int8.abs().amax(1) == 127).all()
+    assert ((int8 * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
+    packed = pack_linear(weight, None, torch.float32, "int8")
+    assert torch.equal(packed.rows(torch.tensor([7, 39])), int8[[7, 39]] * scale[[7, 39], None])
+    assert packed.num_bytes == 64 * 100 + 4 * 64  # one byte a weight, and the scales
+
+
+def test_large_weights_are_rounded_in_pieces(monkeypatch):
+    _, weight, _ = problem(33, 100, 1, torch.bfloat16, bias=False)
+    whole = reference.quantize_weight(weight)
+    monkeypatch.setattr(reference, "PIECE", 1000)
+    assert all(torch.equal(a, b) for a, b in zip(reference.quantize_weight(weight), whole, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_group_of_32_has_its_own_scale(dtype):
+    """One huge value costs its own group all digits, and the next group none; 127 is the largest that is kept exactly."""
+    x = torch.zeros(1, 70, dtype=dtype)
+    x[0, :3], x[0, 31], x[0, 32:35], x[0, 69] = torch.tensor([1.0, -2, 3]), 1e30, torch.tensor([-127.0, 5, 1]), 2**-90
+    got = linear(x, pack_linear(torch.eye(70), None, dtype, "int8-dynamic"), out_dtype=torch.float32)[0]
+    assert not got[:31].any() and got[31] == pytest.approx(float(x[0, 31]))
+    torch.testing.assert_close(got[32:35], torch.tensor([-127.0, 5, 1]), rtol=1e-6, atol=0)
+    assert got[69] == pytest.approx(2**-90)
+    x[0, 69] = 2**-110  # of a group whose reciprocal would be infinite
+    assert linear(x, pack_linear(torch.eye(70), None, dtype, "int8-dynamic"))[0, 69] == 0
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS[1:])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_int8_hides_no_broken_activation(value, quantization):
+    x, weight, _ = problem(33, 70, 3, torch.float32, bias=False)
+    x[1, 40] = value
+    finite = linear(x, pack_linear(weight, None, torch.float32, quantization)).isfinite()
+    assert finite[[0, 2]].all() and not finite[1].any()
+
+
 def test_errors_name_what_is_wrong():
     weight = torch.zeros(8, 4)
     packed = pack_linear(weight, None, torch.float32)
     with pytest.raises(ValueError, match="float16"):
         pack_linear(weight, None, torch.float16)
+    with pytest.raises(ValueError, match=r"quantization='int4': must be one of None, 'int8', 'int8-dynamic'"):
+        pack_linear(weight, None, torch.float32, "int4")
     with pytest.raises(ValueError, match=r"bias has shape \(7,\), not \[8\]"):
         pack_linear(weight, torch.zeros(7), torch.float32)
     with pytest.raises(ValueError, match=r"\(8, 0\)"):

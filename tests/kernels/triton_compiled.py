@@ -17,7 +17,6 @@ import triton
 from kvscope.kernels import triton as kernels
 from kvscope.kernels.layout import PageLayout
 from kvscope.kernels.triton import teaching
-from kvscope.kernels.triton.linear import pack_int8_linear
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -89,7 +88,7 @@ def call_the_rest(dtype, sizes, name):
         kernels.rms_norm(residual, weight, 1e-5, out_dtype=dtype)
         name(f"{SHORT[dtype]} {size} add")
         kernels.add_rms_norm(x, residual, weight, 1e-5, out_dtype=dtype)
-    packed = pack_int8_linear(torch.ones(1536, 576), torch.ones(1536), dtype)
+    packed = kernels.pack_linear(torch.ones(1536, 576), torch.ones(1536), dtype, "int8")
     for tokens in (1, 32, 64, 512):
         name(f"{SHORT[dtype]} {tokens} tokens")
         kernels.linear(torch.empty(tokens, 576, dtype=dtype), packed)

@@ -15,7 +15,6 @@ from kvscope.kernels import ops, reference
 from kvscope.kernels import triton as kernels
 from kvscope.kernels.layout import PageLayout
 from kvscope.kernels.triton import attention, launch, teaching
-from kvscope.kernels.triton.linear import pack_int8_linear
 from problems import ROUNDING, Paged
 
 assert launch.INTERPRETED, "this file is run by test_triton.py, with TRITON_INTERPRET=1"
@@ -297,7 +296,7 @@ def test_a_wrong_elementwise_kernel_fails(tmp_path):
 def test_int8_linear(tokens, n, k, bias, dtype):
     weight, x = random(n, k, seed=1), random(tokens, 2 * k).to(dtype)[:, :k]
     weight[3] = 0
-    packed = pack_int8_linear(weight, random(n, seed=2) if bias else None, dtype)
+    packed = kernels.pack_linear(weight, random(n, seed=2) if bias else None, dtype, "int8")
     assert packed.num_bytes == n * k + 4 * n + (n * dtype.itemsize if bias else 0)
     rounded = packed.weight.double() * packed.scale.double()[:, None]
     assert ((rounded - weight).abs() <= packed.scale[:, None] * 0.5001).all()
