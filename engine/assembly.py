@@ -51,11 +51,12 @@ def assemble(config: EngineConfig) -> Assembly:
     if config.batch_invariant:
         kernels = batch_invariant(kernels)
     if kernels.name == "cpu":
-        compiler.warm_up(("common", str(dtype).removeprefix("torch.")), compiler.ProgressBar())
+        groups = ["common", str(dtype).removeprefix("torch."), *(["int8"] if config.quantization else [])]
+        compiler.warm_up(groups, compiler.ProgressBar())
     files = hub.resolve(config.model)
     tokenizer = _load_tokenizer(config, files)
     loading = Loading(device)
-    model = load_model(files, dtype=dtype, device=device, kernels=kernels)
+    model = load_model(files, dtype=dtype, device=device, kernels=kernels, quantization=config.quantization)
     num_blocks = decide_num_blocks(config, model.spec, kernels, loading)
     max_model_len = _max_model_len(config.max_model_len, model)
     config = replace(
@@ -161,6 +162,7 @@ def _info(config: EngineConfig, model: Model, storage: KVStorage, num_threads: i
         device=config.device,
         num_threads=num_threads,
         dtype=config.dtype,
+        quantization=config.quantization,
         kernels=config.kernels,
         num_blocks=storage.num_blocks,
         block_size=storage.block_size,

@@ -12,6 +12,7 @@ _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "reference", "cpu", "triton"),
+    "quantization": (None, "int8", "int8-dynamic"),
     "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs", "priority", "sjf", "lpm", "dfs-weight", "prefill-first", "static"),
     "preemption_victim": ("youngest", "most-blocks", "least-progress", "lowest-priority"),
@@ -49,6 +50,9 @@ class EngineConfig:
     tokenizer               another folder or id to take the tokenizer from
     dtype                   of weights and KV: "float32" | "bfloat16"; "auto" is bfloat16 where the CPU multiplies it
                             natively or on a GPU, else float32
+    quantization            of the weights of all products, the head's too, while they are loaded: "int8" with a scale for each
+                            output | "int8-dynamic": what they multiply becomes int8 as well, with a scale for each 32
+                            values; None: they stay in dtype. Only for models that the native decoder takes
     device                  "cpu" | "cuda"; "auto" takes a GPU where torch sees one
     kernels                 "cpu" (Numba) | "triton" (a GPU) | "reference" (plain torch); "auto" is the fast one of the device
     seed                    of requests that bring none
@@ -101,6 +105,7 @@ class EngineConfig:
     model: str = "default"
     tokenizer: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     kernels: str = "auto"
     seed: int = 0
@@ -239,6 +244,7 @@ class EngineOptions(TypedDict, total=False):
 
     tokenizer: str | None
     dtype: str
+    quantization: str | None
     device: str
     kernels: str
     seed: int

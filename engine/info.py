@@ -18,6 +18,7 @@ class EngineFacts:
     device: str  # "cpu" | "cuda"
     num_threads: int  # CPU threads of one step
     dtype: str  # "float32" | "bfloat16"
+    quantization: str | None  # of the weights: "int8" | "int8-dynamic"
     kernels: str  # which implementation serves: "reference" | "cpu" | "triton"
     num_blocks: int  # the null block included
     block_size: int  # tokens
@@ -27,6 +28,12 @@ class EngineFacts:
     max_model_len: int  # tokens, prompt and output together
     num_parameters: int
     weight_bytes: int  # as held in memory, tied tensors once
+
+    @property
+    def precision(self) -> str:
+        """The element type, and how the weights are quantized, for people: "bfloat16", "bfloat16, int8 weights"."""
+        kinds = {None: "", "int8": ", int8 weights", "int8-dynamic": ", int8 weights and products"}
+        return f"{self.dtype}{kinds[self.quantization]}"
 
     def plain(self) -> EngineFacts:
         return EngineFacts(**{field.name: getattr(self, field.name) for field in fields(EngineFacts)})

@@ -234,7 +234,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = max(1, PIECE // max(1, weight.shape[1]))
     for piece, to, factor in zip(weight.detach().split(rows), rounded.split(rows), scale.split(rows), strict=True):
         piece = piece.float()
-        torch.div(piece.abs().amax(1), 127, out=factor)
+        torch.div(torch.linalg.vector_norm(piece, torch.inf, dim=1), 127, out=factor)
         to.copy_(torch.round(piece / torch.where(factor > 0, factor, 1.0)[:, None]))
     return rounded, scale
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("int8", "int8-dynamic")
 PEERS = ("transformers", "vllm", "openvino", "llama.cpp")  # each has a file in peer_adapters
 
 
@@ -23,14 +24,18 @@ def add_parser(commands) -> argparse._SubParsersAction:
 
     latency = _benchmark(benchmarks, "latency", "decode and prefill at fixed batch sizes")
     _add_batches(latency)
+    latency.add_argument("--quantization", choices=("none", *QUANTIZATIONS), nargs="+", default=["none"],
+                         help="of our weights; several take turns in one run")  # fmt: skip
 
     throughput = _benchmark(benchmarks, "throughput", "mixed requests, all submitted at once")
     throughput.add_argument("--requests", type=at_least(1), default=32, help="how many (default 32)")
     throughput.add_argument("--max-num-seqs", type=at_least(1), default=32, help="sequences in one step (default 32)")
     throughput.add_argument("--seed", type=int, default=0, help="of the requests' lengths and tokens")
+    _add_quantization(throughput)
 
     serve = _benchmark(benchmarks, "serve", "latencies of requests that come by themselves, at some rates", repeats=1)
     _add_load(serve)
+    _add_quantization(serve)
     serve.add_argument(
         "--rate", type=positive, nargs="+", default=[2.0, 4.0], help="requests a second, inf for all at once"
     )
@@ -63,6 +68,7 @@ def add_parser(commands) -> argparse._SubParsersAction:
                        help="transformers, vllm, openvino or llama.cpp, and an interpreter that can import it; repeatable")  # fmt: skip
     peers.add_argument("--load", choices=("decode", "prefill", "mixed"), nargs="+", default=["decode", "prefill"])
     _add_batches(peers)
+    _add_quantization(peers)
     peers.add_argument("--prefill", type=batch_of, nargs="+", default=[(8, 128), (1, 1024)], metavar="PROMPTSxTOKENS")
     _add_load(peers)
     peers.add_argument("--rate", type=positive, default=8.0, help="requests a second of the mixed load (default 8)")
@@ -140,6 +146,12 @@ def _add_batches(parser) -> None:
     parser.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 4, 16, 32], help="decode batch sizes")
     parser.add_argument("--prompt", type=at_least(1), default=128, help="prompt tokens (default 128)")
     parser.add_argument("--new", type=at_least(2), default=64, help="new tokens (default 64)")
+
+
+def _add_quantization(parser) -> None:
+    parser.add_argument(
+        "--quantization", choices=QUANTIZATIONS, help="of our weights; peers then have int8 weights too"
+    )
 
 
 def _add_load(parser) -> None:

@@ -19,11 +19,18 @@ class Work(NamedTuple):
 
     num_bytes: float
     num_flops: float
+    num_int8: float = 0.0  # operations on int8, which have a rate of their own
 
 
 def floor(work: Iterable[Work], ceilings: Ceilings) -> float:
     """Seconds, one operation after the other."""
-    return sum(max(w.num_bytes / ceilings.bytes_per_second, w.num_flops / ceilings.flops_per_second) for w in work)
+    return sum(
+        max(
+            w.num_bytes / ceilings.bytes_per_second,
+            w.num_flops / ceilings.flops_per_second + w.num_int8 / ceilings.int8_per_second,
+        )
+        for w in work
+    )
 
 
 def decode_work(spec: ModelSpec, *, batch: int, context: int) -> list[Work]:
@@ -69,10 +76,13 @@ def _linears(spec: ModelSpec, *, rows: int, head_rows: int, passes: int = 1) -> 
     """Body and head; `passes`: how often the weights are read."""
     head = spec.vocab_size * spec.hidden_size
     body = spec.num_parameters - head * (1 if spec.tied_embeddings else 2)
-    return [
-        Work(passes * weights * spec.dtype.itemsize, 2 * weights * used_rows)
-        for weights, used_rows in ((body, rows), (head, head_rows))
-    ]
+    work = []
+    for weights, used_rows in ((body, rows), (head, head_rows)):
+        num_bytes, operations = passes * weights * spec.bytes_per_weight, 2 * weights * used_rows
+        work.append(
+            Work(num_bytes, 0, operations) if spec.quantization == "int8-dynamic" else Work(num_bytes, operations)
+        )
+    return work
 
 
 def _attention(spec: ModelSpec, *, read_tokens: int, pairs: int) -> Work:

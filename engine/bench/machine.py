@@ -5,6 +5,7 @@ Both move from minute to minute on a shared machine, so they are taken between t
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 class Ceilings:
     bytes_per_second: float  # reading memory that does not fit in cache, all threads
     flops_per_second: float  # a large matrix product in the given dtype
+    int8_per_second: float = math.inf  # the same of int8, summed in int32
 
 
 def measure_ceilings(dtype: torch.dtype, weights: torch.Tensor) -> Ceilings:
-    """Best of three: one pass over `weights` (uint8, as large as the model's), and one product of 1536³."""
+    """Best of three: one pass over `weights` (uint8, as large as the model's), and products of 1536³, as is and in int8."""
     words = weights.view(torch.int64)
     a = torch.randn(1536, 1536).to(dtype)
     read = min(seconds_of(words.sum) for _ in range(3))
     multiply = min(seconds_of(lambda: a @ a) for _ in range(3))
-    return Ceilings(weights.numel() / read, 2 * 1536**3 / multiply)
+    whole = torch.randint(-127, 128, (1536, 1536), dtype=torch.int8)
+    count = min(seconds_of(lambda: torch._int_mm(whole, whole.T)) for _ in range(3))
+    return Ceilings(weights.numel() / read, 2 * 1536**3 / multiply, 2 * 1536**3 / count)
 
 
 def facts(info: EngineInfo, workload: str, ceilings: Ceilings) -> dict[str, str]:
@@ -43,9 +47,10 @@ def facts(info: EngineInfo, workload: str, ceilings: Ceilings) -> dict[str, str]
         "machine": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"Numba {numba.__version__}, transformers {transformers.__version__}",
-        "model": f"{info.model_name}, {info.dtype}, from {info.weights_source}",
+        "model": f"{info.model_name}, {info.precision}, from {info.weights_source}",
         "workload": workload,
-        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s (median)",
+        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s, "
+        f"{ceilings.int8_per_second / 1e12:.2f} TOP/s in int8 (median)",
     }
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Settings:
         folder = models_folder().parent / "peers"
         folder.mkdir(parents=True, exist_ok=True)
         return cls(
-            model=str(resolve(config.model).folder), dtype=info.dtype, quantization=None, threads=info.num_threads,
+            model=str(resolve(config.model).folder), dtype=info.dtype,
+            quantization="int8" if config.quantization else None, threads=info.num_threads,
             cache_tokens=info.num_blocks * info.block_size, cache_bytes=info.pool_bytes,
             max_num_seqs=config.max_num_seqs, max_model_len=info.max_model_len, folder=str(folder),
         )  # fmt: skip
@@ -169,8 +170,8 @@ class PeerProcess:
 
 
 def transformers_like(engine: Engine) -> PeerProcess:
-    """transformers in this environment, on the model of `engine`."""
-    return PeerProcess("transformers", sys.executable, Settings.like(engine))
+    """transformers in this environment, on the model of `engine` and its dtype; it has no int8 for the CPU."""
+    return PeerProcess("transformers", sys.executable, replace(Settings.like(engine), quantization=None))
 
 
 def _environment(python: str, threads: int) -> dict[str, str]:

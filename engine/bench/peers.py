@@ -77,7 +77,7 @@ def run(options) -> int:
     held = [rows for load in options.load for rows in _held(load, options)]
     blocks = 1 + max(batch * -(-tokens // ROUNDING) for batch, tokens in held) * (ROUNDING // 16)
     ours = Kvscope(
-        options.model, dtype=options.dtype, num_blocks=blocks, max_num_seqs=options.max_num_seqs,
+        options.model, dtype=options.dtype, quantization=options.quantization, num_blocks=blocks, max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens, max_model_len=max(tokens for _, tokens in held),
     )  # fmt: skip
     info = ours.engine.info

@@ -22,7 +22,13 @@ HEADERS = ["asked for/s", "offered/s", "served/s", "output tok/s", "share of flo
 def run(options) -> int:
     held = min(options.requests, options.max_num_seqs)  # all of these find room, so that nobody is preempted
     blocks = 1 + held * -(-(options.prompt_range[1] + options.new_range[1]) // 16)
-    ours = Kvscope(options.model, dtype=options.dtype, max_num_seqs=options.max_num_seqs, num_blocks=blocks)
+    ours = Kvscope(
+        options.model,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        max_num_seqs=options.max_num_seqs,
+        num_blocks=blocks,
+    )
     info, objectives = ours.engine.info, Objectives(**options.slo)
     loads = {
         rate: open_load(

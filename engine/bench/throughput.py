@@ -21,7 +21,9 @@ HEADERS = ["engine", "requests", "output tokens", "seconds", "output tok/s", "to
 
 
 def run(options) -> int:
-    ours = Kvscope(options.model, dtype=options.dtype, max_num_seqs=options.max_num_seqs)
+    ours = Kvscope(
+        options.model, dtype=options.dtype, quantization=options.quantization, max_num_seqs=options.max_num_seqs
+    )
     info = ours.engine.info
     spec = info.spec
     theirs = transformers_like(ours.engine)

@@ -69,8 +69,14 @@ class ModelSpec:
     device: torch.device
     eos_token_ids: frozenset[int]  # union of config and generation_config; the tokenizer's is added by Engine
     num_parameters: int
-    tied_embeddings: bool  # the head is the embedding table, stored once
+    tied_embeddings: bool  # the head is the embedding table: one parameter, and stored once unless it is quantized
     weight_bytes: int  # as held in memory, tied tensors once
+    quantization: str | None = None  # of the weights of all products: "int8" | "int8-dynamic"
+
+    @property
+    def bytes_per_weight(self) -> int:
+        """Of the weights of all products."""
+        return self.dtype.itemsize if self.quantization is None else 1
 
     @property
     def kv_bytes_per_token(self) -> int:

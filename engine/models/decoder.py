@@ -58,7 +58,7 @@ class DecoderWeights:
     """All parameters of a model on one device, in one dtype, packed for one kernel implementation."""
 
     layers: tuple[Layer, ...]
-    embedding: torch.Tensor | None  # [V, H]; None when the head serves the lookup too
+    embedding: torch.Tensor | None  # [V, H]; None when the head serves the lookup too: tied to it, and not quantized
     final_norm: torch.Tensor
     head: Any  # [V, H]
     ropes: tuple[RotaryTable, ...]
@@ -80,6 +80,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         kernels: Ops,
+        quantization: str | None = None,
     ):
         self.config = config
         self.kernels = kernels
@@ -99,8 +100,9 @@ class Decoder:
             device=device,
             eos_token_ids=eos_token_ids,
             num_parameters=weights.num_parameters,
-            tied_embeddings=weights.embedding is None,
+            tied_embeddings=config.tied_embeddings,
             weight_bytes=weights.num_bytes,
+            quantization=quantization,
         )
 
     @property

@@ -1,8 +1,9 @@
 """From a checkpoint to the native decoder's weights: every tensor read once, into the matrix it ends up in.
 
 q, k and v are read into one matrix, gate and up into another; each matrix is handed to the kernels to pack before the
-next is read, so the peak is one copy of the model and one matrix. An embedding tied to the head is stored once: the packed
-head serves the lookup. A parameter that no file fills is an error, and so is a weight in a file that nothing reads.
+next is read, so the peak is one copy of the model and one matrix. Quantized or not: a matrix is rounded while it is packed.
+An embedding tied to the head is stored once: the packed head serves the lookup. A quantized head does not: the embedding is
+kept in `dtype` beside it, because a row that is looked up costs no time, and its rounding would go through all layers. A parameter that no file fills is an error, and so is a weight in a file that nothing reads.
 """
 
 from __future__ import annotations
@@ -23,18 +24,30 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def load_decoder_weights(
-    checkpoint: Checkpoint, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, kernels: Ops
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Ops,
+    quantization: str | None = None,
 ) -> DecoderWeights:
-    """Read all parameters in `dtype` onto `device`. Raises ValueError naming the parameter that is missing or wrong."""
-    return _Builder(checkpoint, config, dtype, device, kernels).build()
+    """Read all parameters in `dtype` onto `device`, those of products quantized. Raises ValueError naming the parameter that is missing or wrong."""
+    return _Builder(checkpoint, config, dtype, device, kernels, quantization).build()
 
 
 class _Builder:
     def __init__(
-        self, checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: Ops
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Ops,
+        quantization: str | None,
     ):
         self.checkpoint, self.config, self.kernels = checkpoint, config, kernels
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.quantization = dtype, device, quantization
         self.num_parameters = self.num_bytes = 0
 
     def build(self) -> DecoderWeights:
@@ -98,7 +111,12 @@ class _Builder:
                 f"config.json says tie_word_embeddings=true, but {_EMBEDDING} and {_HEAD} of "
                 f"{self.checkpoint.folder} differ; set it to false if both are meant"
             )
-        return None, self._pack(matrix, None)
+        head = self._pack(matrix, None)
+        if self.quantization is None:
+            return None, head
+        embedding = matrix.to(self.device)
+        self._count(0, embedding.nbytes)
+        return embedding, head
 
     def _linear(self, parts: dict[str, int], in_features: int, *, bias: bool) -> Any:
         """Read projections {name: rows} that share an input into one matrix [sum of rows, in_features], and pack it."""
@@ -116,7 +134,7 @@ class _Builder:
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         packed = self.kernels.pack_linear(
-            weight.to(self.device), None if bias is None else bias.to(self.device), self.dtype
+            weight.to(self.device), None if bias is None else bias.to(self.device), self.dtype, self.quantization
         )
         self._count(weight.numel() + (0 if bias is None else bias.numel()), packed.num_bytes)
         return packed

@@ -2,7 +2,8 @@
 
 `load_model(files, …)` reads config.json through transformers (never remote code) and asks the native decoder first. What
 it refuses, by an architecture or an option it does not implement, goes to the adapter; if that refuses too, its error
-carries both reasons. Engines of one process with the same folder, dtype, device and kernels hold one copy of the weights.
+carries both reasons. Engines of one process with the same folder, dtype, quantization, device and kernels hold one copy of
+the weights.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 MOST_LAYERS = 1_000  # a config that states more is damaged, or means to fill the memory
 
 
-def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | str, kernels: Ops) -> Model:
-    """The model in `files.folder`, with weights in `dtype` on `device`, packed for `kernels`.
+def load_model(
+    files: ModelFiles, *, dtype: torch.dtype, device: torch.device | str, kernels: Ops, quantization: str | None = None
+) -> Model:
+    """The model in `files.folder`, with weights in `dtype` or quantized (see `ops.pack_linear`), packed for `kernels`.
 
     Raises ValueError with a sentence that names the file, parameter or option that stands in the way.
     """
@@ -41,6 +44,11 @@ def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
     except UnsupportedModel as reason:
         from .transformers_adapter import load_adapter
 
+        if quantization is not None:
+            raise ValueError(
+                f"quantization={quantization!r}: {files.name} is computed by transformers, with weights as they are; the native "
+                f"decoder does not take it: {reason}"
+            ) from reason
         if kernels.batch_invariant:
             raise ValueError(
                 f"batch_invariant=True: {files.name} is computed by transformers, whose products depend on the batch; the "
@@ -53,17 +61,20 @@ def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device | 
 
     def build() -> DecoderWeights:
         with Checkpoint(files.folder) as checkpoint:
-            return load_decoder_weights(checkpoint, decoder_config, dtype=dtype, device=device, kernels=kernels)
+            return load_decoder_weights(
+                checkpoint, decoder_config, dtype=dtype, device=device, kernels=kernels, quantization=quantization
+            )
 
     return Decoder(
         decoder_config,
-        shared((*fingerprint(files.folder), dtype, device, kernels.name), build),
+        shared((*fingerprint(files.folder), dtype, quantization, device, kernels.name), build),
         name=files.name,
         architecture=(config.architectures or [type(config).__name__.removesuffix("Config")])[0],
         eos_token_ids=eos_token_ids(files.folder, config),
         dtype=dtype,
         device=device,
         kernels=kernels,
+        quantization=quantization,
     )
 
 

@@ -106,4 +106,5 @@ def test_kernels_are_compiled_before_the_model_loads_and_only_those_of_this_dtyp
     config_of(tiny_folder, kernels="reference")
     assert asked == []
     config_of(tiny_folder, kernels="cpu", device="cpu")
-    assert asked == [{"common", "float32"}]
+    config_of(tiny_folder, kernels="cpu", device="cpu", quantization="int8")
+    assert asked == [{"common", "float32"}, {"common", "float32", "int8"}]

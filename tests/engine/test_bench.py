@@ -14,6 +14,7 @@ from kvscope.engine.bench.machine import Ceilings, alternate
 from kvscope.kernels.ops import OPERATIONS, resolve
 
 SPEC = SimpleNamespace(vocab_size=10, hidden_size=4, num_parameters=100, tied_embeddings=True, dtype=torch.float32,
+                       bytes_per_weight=4, quantization=None,
                        num_heads=2, head_dim=2, num_layers=3, kv_bytes_per_token=96)  # fmt: skip
 BYTES_ALONE = Ceilings(bytes_per_second=1.0, flops_per_second=1e30)
 FLOPS_ALONE = Ceilings(bytes_per_second=1e30, flops_per_second=1.0)
@@ -34,6 +35,18 @@ def test_a_workload_of_one_prompt_and_one_token_is_a_prefill():
     for ceilings in (BYTES_ALONE, FLOPS_ALONE):
         alone = workload_floor(SPEC, ceilings, [(7, 1)], max_num_seqs=1)
         assert alone == pytest.approx(prefill_floor(SPEC, ceilings, batch=1, prompt=7))
+
+
+def test_int8_weights_are_read_as_bytes_and_int8_products_have_a_rate_of_their_own():
+    int8, dynamic = (SimpleNamespace(**vars(SPEC) | {"bytes_per_weight": 1, "quantization": name})
+                     for name in ("int8", "int8-dynamic"))  # fmt: skip
+    kv = 7 * 96
+    for spec in (int8, dynamic):
+        assert prefill_floor(spec, BYTES_ALONE, batch=1, prompt=7) == pytest.approx(100 + kv)
+    both = Ceilings(bytes_per_second=1e30, flops_per_second=1.0, int8_per_second=2.0)
+    linears, attention = 2 * (60 * 7 + 40), 4 * 28 * 2 * 2 * 3
+    assert prefill_floor(int8, both, batch=1, prompt=7) == pytest.approx(linears + attention)
+    assert prefill_floor(dynamic, both, batch=1, prompt=7) == pytest.approx(linears / 2 + attention)
 
 
 def test_runs_take_turns_and_the_median_counts():
@@ -69,7 +82,24 @@ def bench(model, folder, *arguments):
     ("arguments", "rows", "column"),
     [
         (["latency", "--batch", "1", "2", "--prompt", "8", "--new", "2"], 3, "phase"),
-        (["throughput", "--requests", "2", "--max-num-seqs", "2"], 3, "engine"),
+        (
+            [
+                "latency",
+                "--batch",
+                "1",
+                "--prompt",
+                "8",
+                "--new",
+                "2",
+                "--quantization",
+                "none",
+                "int8",
+                "int8-dynamic",
+            ],
+            6,
+            "weights",
+        ),
+        (["throughput", "--requests", "2", "--max-num-seqs", "2", "--quantization", "int8"], 3, "engine"),
     ],
 )
 def test_a_benchmark_prints_a_floor_and_a_peer_for_every_figure(tiny_folder, tmp_path, capsys, arguments, rows, column):
