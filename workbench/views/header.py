@@ -190,7 +190,7 @@ def _head(frame: Frame, status: Status) -> str:
         facts = [
             f"<b>{esc(info.model_name)}</b>",
             esc(_device(info)),
-            esc(info.dtype),
+            esc(info.precision),
             f"{pool}, {size(info.pool_bytes)}",
             f"weights: {esc(info.weights_source)}",
         ]
