@@ -4,6 +4,7 @@ still after its latest step, and at any earlier one as far as its recording reac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -215,6 +216,19 @@ class RecordedSide(Side):
 
     def release(self) -> None:
         """There is nothing to give back."""
+
+
+def side_of(given: Any, letter: str, title: tuple[str, str] | None, state: Callable[[], str]) -> Side:
+    """The side of an engine, of a recording or of the file of one. `title`: name and sentence; None: what it is."""
+    if isinstance(given, str | os.PathLike):
+        given = Recording.load(given)
+    if isinstance(given, Recording):
+        return RecordedSide(given, letter, *(title or (f"Recording of {given.info.model_name}", "")), state)
+    if not (hasattr(given, "submit") and hasattr(given, "snapshot")):
+        raise TypeError(f"side {letter}={given!r}: must be an Engine, a dict of engine options, or a Recording")
+    info = given.info
+    name = f"{info.model_name}, {info.num_blocks} blocks of {info.block_size}"
+    return EngineSide(given, letter, *(title or (name, "")), state)
 
 
 def readable(options: Mapping[str, Any]) -> str:

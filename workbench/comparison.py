@@ -14,7 +14,6 @@ became of the same work. Engines take turns, so that each has the whole machine 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import deque
@@ -24,10 +23,9 @@ from typing import Any
 from kvscope.engine.events import EventKind
 
 from .compare_presets import PRESETS
-from .compare_side import PACES, EngineSide, RecordedSide, Side, SideSlots, readable, workload_of
+from .compare_side import PACES, SideSlots, readable, side_of, workload_of
 from .compare_tally import NOW, SO_FAR
 from .display import Display
-from .recorder import Recording
 from .selection import Choices
 from .tables import as_table
 from .theme import OwnerSlots
@@ -88,7 +86,19 @@ class Comparison(Display):
         self._fault: BaseException | None = None
         try:
             for i, given in enumerate(sides):
-                self.sides.append(self._side(given, i, model, shared, titles))
+                if any(getattr(side, "engine", None) is given for side in self.sides):
+                    raise ValueError(
+                        f"side {_LETTERS[i]}: the same engine twice; compare two engines, or recordings of one"
+                    )
+                if isinstance(given, Mapping):
+                    from kvscope.engine import Engine
+
+                    options, given = given, Engine(model, **{**shared, **given})
+                    self._made.append(given)
+                    title = titles[i] if titles else (readable(options), "")
+                else:
+                    title = titles[i] if titles else None
+                self.sides.append(side_of(given, _LETTERS[i], title, lambda: self.state))
         except BaseException:
             self._end_engines()
             raise
@@ -99,31 +109,6 @@ class Comparison(Display):
         from .compare_commands import CompareCommands
 
         self._commands = CompareCommands(self)
-
-    def _side(self, given: Any, i: int, model: Any, shared: dict[str, Any], titles: Sequence[tuple[str, str]]) -> Side:
-        letter, own_state = _LETTERS[i], lambda: self.state
-        if isinstance(given, str | os.PathLike):
-            given = Recording.load(given)
-        if isinstance(given, Mapping):
-            from kvscope.engine import Engine
-
-            title = titles[i] if titles else (readable(given), "")
-            engine = Engine(model, **{**shared, **given})
-            self._made.append(engine)
-            return EngineSide(engine, letter, *title, own_state)
-        if isinstance(given, Recording):
-            title = titles[i] if titles else (f"Recording of {given.info.model_name}", "")
-            return RecordedSide(given, letter, *title, own_state)
-        if not (hasattr(given, "submit") and hasattr(given, "snapshot")):
-            raise TypeError(f"side {letter}={given!r}: must be an Engine, a dict of engine options, or a Recording")
-        if any(getattr(side, "engine", None) is given for side in self.sides):
-            raise ValueError(f"side {letter}: the same engine twice; compare two engines, or recordings of one")
-        title = (
-            titles[i]
-            if titles
-            else (f"{given.info.model_name}, {given.info.num_blocks} blocks of {given.info.block_size}", "")
-        )
-        return EngineSide(given, letter, *title, own_state)
 
     # -- what a cell does ---------------------------------------------------------------------------------------------
 
