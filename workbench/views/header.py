@@ -244,8 +244,7 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
     )
     role = ' role="tablist"' if before else ""
     return (
-        f'<div class="tabs"{role}>{before}{said}<span class="spacer"></span><span class="opts">{options}'
-        "</span></div>"
+        f'<div class="tabs"{role}>{before}{said}<span class="spacer"></span><span class="opts">{options}</span></div>'
     )
 
 
