@@ -17,6 +17,7 @@ from kvscope.workbench.selection import Choices
 from kvscope.workbench.story import HOLD_SECONDS, StoryLine
 from kvscope.workbench.theme import DARK, LIGHT, OwnerSlots
 from kvscope.workbench.tick import Tick
+from kvscope.workbench.views import DRAWN
 from kvscope.workbench.views.base import Frame, Selection
 from kvscope.workbench.views.header import Status
 from kvscope.workbench.views.requests import Requests
@@ -237,6 +238,18 @@ def test_a_view_alone_is_a_page_of_its_own():
     page.tick(93)
     assert [p.name for p in page.screen.panels] == ["block_map"]
     assert "KV block pool" in page.shown() and "Submit" not in page.shown()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_drawn_view_stands_alone_and_has_a_text_twin(name):
+    page = Page(only=name)
+    page.tick(60)
+    page.tick(1)
+    view = page.screen.panels[0].view
+    assert view.title in page.shown() and page.screen.view(name) is view and all(view.sources.values())
+    page.choices.tables = {name}
+    page.tick(1)
+    assert '<table class="tw">' in page.shown() and view.table()[0][0] in page.shown()
 
 
 def test_a_view_that_failed_says_why_and_a_closed_engine_says_so():
