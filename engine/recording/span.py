@@ -7,8 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..events import Event
-from .delta import BLOCK, CAUSES, KINDS, STATES, TABLES, TOTALS, Delta, Met, stacked
+from .delta import BLOCK, CAUSES, KINDS, STATES, TOTALS, Delta, Met, stacked
 from .words import Words
+
+# What each moment has beside its rows: name: dtype.
+MOMENT = {
+    "step": "<i4", "time": "<f8", "state": "|u1", "leader": "<i4", "has_line": "|u1", "first_event": "<i8",
+    **dict.fromkeys(TOTALS, "<i8"),
+}  # fmt: skip
 
 
 class Span:
@@ -84,7 +90,6 @@ class Span:
 
     def events(self, start: int, stop: int) -> Iterator[Event]:
         """Of these moments, counted from the span's first, oldest first."""
-        first_number = self.place("numbers", start)
         values = self.part("numbers", start, stop)[:, 0].tolist()
         counts = self.counts["events"][start:stop]
         firsts = self.moments["first_event"][start:stop]
@@ -99,11 +104,3 @@ class Span:
             at += size
             yield Event(number, step, time, KINDS[kind], request_id, child, group, block, generation, CAUSES[cause],
                         numbers, self.texts[text] if text >= 0 else "")  # fmt: skip
-        assert first_number + at == self.place("numbers", stop)
-
-
-MOMENT = {
-    "step": "<i4", "time": "<f8", "state": "|u1", "leader": "<i4", "has_line": "|u1", "first_event": "<i8",
-    **dict.fromkeys(TOTALS, "<i8"),
-}  # fmt: skip
-assert set(TABLES) >= {"blocks", "events", "numbers"}
