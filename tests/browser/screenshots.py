@@ -15,6 +15,7 @@ from lab_pages import CHROMIUM, CHROMIUM_ARGS, free_port, open_page
 
 TABS, THEMES, WIDTHS = ("watch", "explain", "measure"), ("light", "dark"), (760, 1100, 1600)
 SMALLEST = 11  # px
+PATIENCE = 180_000  # ms, for a page on a busy machine
 NUM_BLOCKS = 64
 SYSTEM = "You are a careful teaching assistant for a course on computer systems. Answer in plain words. "
 COURSE = "Course page, week five. Paging, page tables, eviction and swapping are what we talk about this week. "
@@ -89,12 +90,13 @@ def take(url: str, browser, folder: Path) -> list[str]:
         for width in WIDTHS:
             watched = open_page(browser, width=width, height=1400, color_scheme=theme)
             page = watched.page
+            page.set_default_timeout(PATIENCE)
             page.goto(url)
-            page.wait_for_selector("h2 >> text=KV block pool", timeout=120_000)
-            page.wait_for_selector(f".tabs >> text={'Dark' if theme == 'light' else 'Light'}", timeout=60_000)
+            page.wait_for_selector("h2 >> text=KV block pool")
+            page.wait_for_selector(f".tabs >> text={'Dark' if theme == 'light' else 'Light'}")
             for tab in TABS:
                 page.click(f"[data-tab={tab}]")
-                page.wait_for_selector(f"[data-tab={tab}][aria-selected=true]", timeout=60_000)
+                page.wait_for_selector(f"[data-tab={tab}][aria-selected=true]")
                 page.wait_for_timeout(2500)  # views that are drawn once a second, and the browser's own painting
                 name = f"{tab}-{theme}-{width}"
                 page.screenshot(path=folder / f"{name}.png", full_page=True)
