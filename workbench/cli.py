@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--port", type=int, default=5006, help="port (default 5006; 0 takes a free one)")
     replay.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     replay.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    replay.add_argument(
+        "--html", metavar="OUT", help="write it to one HTML file that plays without Python, and serve nothing"
+    )
     replay.set_defaults(run=_replay)
 
     doctor = commands.add_parser("doctor", help="print versions, what works here and what to do about the rest")
@@ -88,6 +91,11 @@ def _replay(options: argparse.Namespace) -> int:
     from .recorder import Recording, Replay
 
     recording = Recording.load(options.file)  # before Panel is loaded: a wrong path is told at once
+    if options.html is not None:
+        from .workbench import Workbench
+
+        print(Workbench.replay(recording).save_html(options.html))
+        return 0
     from .app import serve
 
     show = not options.no_browser and _has_display()

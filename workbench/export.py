@@ -16,11 +16,12 @@ from .views.base import View
 from .views.header import Header
 from .views.output import Output
 
+LIVE_AGAIN = "Run this cell again for the live view."
 _ROWS = 60  # of a table in the saved copy
 
 
-def twin_html(twin: str, header: Header, views: Iterable[View]) -> str:
-    """`twin` ties the copy to its live page."""
+def twin_html(twin: str, header: Header, views: Iterable[View], advice: str = LIVE_AGAIN) -> str:
+    """`twin` ties the copy to its live page; `advice` says what to do to see more."""
     frame = header.frame
     step = f"step {frame.snapshot.step:,}" if frame is not None else "the start"
     taken = time.strftime("%Y-%m-%d %H:%M")
@@ -38,7 +39,7 @@ def twin_html(twin: str, header: Header, views: Iterable[View]) -> str:
         f'<div style="font-size:20px;margin:8px 0 0">{esc(header.story_line.text)}</div>'
         f'<div style="color:{LIGHT.muted}">{esc(header.story_line.consequence)}</div>'
         f'<div style="margin:8px 0">{figures}</div><div style="color:{LIGHT.muted}">{esc(model)}'
-        f"Run this cell again for the live view.</div>{sections}</details>"
+        f"{esc(advice)}</div>{sections}</details>"
     )
 
 

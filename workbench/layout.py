@@ -16,7 +16,7 @@ from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleShe
 from . import stylesheet
 from .bus import AIM, SLOWEST_PERIOD, script
 from .controls import form_html, traffic_html
-from .export import twin_html
+from .export import LIVE_AGAIN, twin_html
 from .markup import esc
 from .panel import Panel, classes, write
 from .selection import Choices
@@ -266,11 +266,20 @@ class Screen:
             if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
                 panel.update(tick, self.choices, force=force)
 
-    def saved_copy(self, tick: Tick) -> str:
+    def redraw(self, panel: Panel, tick: Tick) -> None:
+        """Draw one panel as the choices are now."""
+        self._tick = tick
+        try:
+            panel.update(tick, self.choices, force=True)
+        finally:
+            self._tick = None
+
+    def saved_copy(self, tick: Tick, advice: str = LIVE_AGAIN) -> str:
         """Plain HTML of what `update` has drawn; each view once, however often it stands on the page."""
         self._tick = tick
         try:
-            return twin_html(self._twin, self.header, {panel.name: panel.view for panel in self.panels}.values())
+            views = {panel.name: panel.view for panel in self.panels}.values()
+            return twin_html(self._twin, self.header, views, advice)
         finally:
             self._tick = None
 

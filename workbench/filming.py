@@ -1,0 +1,163 @@
+"""A recording filmed: the workbench's own screen, drawn at every moment, for every choice that a file lets its reader make.
+
+What is filmed apart from the step: the player's buttons while it plays and at each speed, the tabs, each panel as a drawing and as
+a table, the log with each filter, the pool with each label, and all of it in both themes. What needs an engine or a selection is
+taken off the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from bokeh.document import Document
+from bokeh.models import Column, Div, InlineStyleSheet
+from kvscope.engine.breakpoint import NAMES
+
+from .film import Axes, Cell, Film, Strips, heeded
+from .layout import Panel, Screen
+from .player import PLAYED
+from .recorder import Recording, Series
+from .selection import TABS, Choices
+from .theme import THEMES, OwnerSlots
+from .tick import Tick
+from .views.event_log import FILTERS
+from .views.header import KEYS, Status, foot_html
+from .views.player_html import SPEEDS, UNTIL
+
+_NO_YES = ("false", "true")
+_PLAYER: Axes = {"playing": _NO_YES, "speed": tuple("" if speed is None else f"{speed:g}" for speed in SPEEDS)}
+_TABS: Axes = {"tab": TABS, "tables": _NO_YES}
+_KEYS_WITH_PYTHON = frozenset({"[</kbd> <kbd>]", "R", "/", "Ctrl</kbd> <kbd>Enter", "Esc"})
+_ONLY_WITH_PYTHON = (
+    """[data-do=reset],[data-do=room]{display:none!important} [data-r],[data-b]{cursor:default!important}"""
+)
+
+
+def filmed(
+    recording: Recording, steps: list[int], title: str, theme: str, slots: OwnerSlots
+) -> tuple[dict[str, Any], str]:
+    """(what the player in the file gets, the last state as plain HTML). `steps`: those that are kept, ascending."""
+    takes = [_Take(theme), _Take(next(name for name in THEMES if name != theme))]
+    track = SimpleNamespace(series=_between(recording.series, steps[0], steps[-1]))
+    for moment, step in enumerate(steps):
+        tick = Tick(recording.at(step), None, slots, recording=track)
+        for take in takes:
+            take.draw(moment, tick, Status(at=step, newest=steps[-1], engine="", file=title, closed=True))
+    kinds = ("event", *UNTIL)
+    run = {
+        "document": takes[0].film.json,
+        "root": takes[0].screen.root.id,
+        "bus": takes[0].screen.bus.id,
+        "steps": steps,
+        "events": {kind: _moments(recording.steps_with(*NAMES[kind][1]), steps) for kind in kinds},
+        "ends": {kind: NAMES[kind][0] for kind in kinds},
+        "played": PLAYED,
+        "dark": theme == "dark",
+        "cells": [
+            [*cell, list(axes), {"|".join(key): [strip.at, strip.versions] for key, strip in strips.items()}]
+            for cell, axes, strips in _in_both_themes(*takes, dark_first=theme == "dark")
+        ],
+    }
+    return run, takes[0].screen.saved_copy(tick, "This is a recording: nothing runs here.")
+
+
+class _Take:
+    """One screen in one theme, drawn at moment after moment and put on film."""
+
+    def __init__(self, theme: str):
+        self.choices = Choices(dark=theme == "dark", theme_chosen=True)
+        self.screen = Screen(self.choices, lambda *message: None)
+        self._without_python()
+        self.document = Document()
+        self.document.add_root(self.screen.root)
+        self.screen.add_script(self.document)
+        self.film: Film
+
+    def _without_python(self) -> None:
+        screen, sheet = self.screen, InlineStyleSheet(css=_ONLY_WITH_PYTHON)
+        for column in screen.root.select({"type": Column}):
+            if screen.note in column.children:
+                column.css_classes = ["kv-off"]  # the submit form
+        for part in screen.root.select({"type": Div}):
+            part.stylesheets = [*part.stylesheets, sheet]
+        screen.header.foot.text = foot_html([(key, text) for key, text in KEYS if key not in _KEYS_WITH_PYTHON])
+
+    def _load_film(self) -> None:
+        """At the first moment: which models heed which choices."""
+        self.film, header = Film(self.document), self.screen.header
+        self._player = [header.buttons.id, header.position.id]
+        self._panels = [(panel, _axes(panel), self.film.inside(panel.root.id)) for panel in self.screen.panels]
+        apart = {*self._player, header.tabs.id, *itertools.chain.from_iterable(ids for *_, ids in self._panels)}
+        messages = {self.screen.pulse.id, self.screen.bus.id}  # not what is seen
+        self._rest = [model for model in self.film.ids if model not in apart | messages]
+
+    def draw(self, moment: int, tick: Tick, status: Status) -> None:
+        choices, header = self.choices, self.screen.header
+        self.screen.update(tick, status, everything=True)
+        if not moment:
+            self._load_film()
+        self.film.take(moment, self._rest, {}, ())
+        for playing, speed in itertools.product(*_PLAYER.values()):
+            header.show(choices, replace(status, playing=playing == "true", speed=float(speed or 0) or None), tick)
+            self.film.take(moment, self._player, _PLAYER, (playing, speed))
+        for tab, tables in itertools.product(*_TABS.values()):
+            choices.tab, choices.all_tables = tab, tables == "true"
+            header.show(choices, status, tick)
+            self.film.take(moment, [header.tabs.id], _TABS, (tab, tables))
+        for panel, axes, models in self._panels:
+            for chosen in itertools.product(*axes.values()):
+                look = dict(zip(axes, chosen, strict=True))
+                choices.all_tables = look[f"table:{panel.name}"] == "true"
+                choices.log_filter, choices.label = look.get("filter", "all"), look.get("label", "owner")
+                self.screen.redraw(panel, tick)
+                self.film.take(moment, models, axes, chosen)
+        choices.tab, choices.all_tables, choices.log_filter, choices.label = TABS[0], False, "all", "owner"
+
+
+def _axes(panel: Panel) -> Axes:
+    """What changes a panel beside the step. The first values are those that the page begins with."""
+    axes = {f"table:{panel.name}": _NO_YES}
+    if panel.name == "event_log":
+        axes["filter"] = tuple(FILTERS)
+    if panel.name == "block_map":
+        axes["label"] = tuple(panel.view.LABELS)
+    return axes
+
+
+def _in_both_themes(first: _Take, second: _Take, *, dark_first: bool) -> Iterator[tuple[Cell, Axes, Strips]]:
+    """The cells of two screens that are made alike as those of one, with an axis more where they differ."""
+    names = dict(zip(second.film.ids, first.film.ids, strict=True))
+    theme = {"dark": _NO_YES[::-1] if dark_first else _NO_YES}
+    ours = {cell: (axes, strips) for cell, axes, strips in first.film.cells()}
+    theirs = {cell._replace(model=names[cell.model]): found for cell, *found in second.film.cells()}
+    models = dict(zip(first.film.ids, second.film.ids, strict=True))
+    for cell in dict.fromkeys((*ours, *theirs, *first.film.differing(second.film, names))):
+        films = (
+            ours.get(cell) or first.film.still(cell),
+            theirs.get(cell) or second.film.still(cell._replace(model=models[cell.model])),
+        )
+        axes = {**theme, **films[0][0], **films[1][0]}
+        strips = {}
+        for key in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, key, strict=True))
+            own, found = films[key[0] != theme["dark"][0]]
+            strips[key] = found[tuple(chosen[axis] for axis in own)]
+        axes, strips = heeded(axes, strips)
+        if axes or any(len(strip.at) > 1 for strip in strips.values()):
+            yield cell, axes, strips
+
+
+def _between(series: Series, first: int, last: int) -> Series:
+    inside = (series.steps >= first) & (series.steps <= last)
+    return Series(**{column.name: getattr(series, column.name)[inside] for column in fields(series)})
+
+
+def _moments(found: np.ndarray, steps: list[int]) -> list[int]:
+    """The moments that show what came in these steps, each once."""
+    inside = found[(found >= steps[0]) & (found <= steps[-1])]
+    return np.unique(np.searchsorted(steps, inside)).tolist()
