@@ -33,7 +33,7 @@ _PITCH = 47  # px of a labelled cell with its gap, at most
 class BlockMap(View):
     title = "KV block pool"
     LABELS = glyph.LABELS
-    is_inset = False  # True: cells without labels, and neither legend nor host strip
+    is_inset = False  # True: cells without labels and marks, and neither legend nor host strip
     widest_cell = _PITCH
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
@@ -65,7 +65,10 @@ class BlockMap(View):
             max_width=round(self.widest_cell * 16 * 1.066 * self.theme.scale),
         )  # fmt: skip
         fig.axis.visible = False
-        if cells:
+        if cells and self.is_inset:
+            self._grid, self._marks = CellGrid(fig, self.theme, num_blocks, columns, labelled=False), None
+            self._grid.draw_over()
+        elif cells:
             self._grid = CellGrid(fig, self.theme, num_blocks, columns, labelled=labelled)
             self._marks = StepMarks(self._grid)
             self._marks.draw_under()

@@ -19,6 +19,7 @@ from .charts import LineChart, Series
 class PrefixHits(LineChart):
     title = "Prefix cache hits"
     series = (Series("of tokens", "ok"),)
+    room = 0.36
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         self._found = self._asked = 0
