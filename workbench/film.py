@@ -70,13 +70,18 @@ def edit(old: Any, new: Any) -> list[Any] | None:
 
 
 class Film:
-    """Looks at `document` from now on; what it holds now is `json`."""
+    """Looks at `document` from now on; what it holds now is `json`. `like`: the film of a document made alike, whose ids its own
+    models then go by here."""
 
-    def __init__(self, document: Document):
+    def __init__(self, document: Document, like: Film | None = None):
         self.json = document.to_json(deferred=False)
-        self._begin = dict(_objects(self.json))
-        self._models = {model.id: model for model in sorted(document.models, key=lambda model: int(model.id[1:]))}
-        self._serializer = Serializer(references=set(self._models.values()), deferred=False)
+        begin = dict(_objects(self.json))
+        own = sorted(begin, key=lambda model: int(model[1:]))  # in the order in which they were made
+        self.ids = own if like is None else like.ids
+        self._names = dict(zip(own, self.ids, strict=True))
+        self._models = {self._names[model.id]: model for model in document.models}
+        self._begin = {self._names[model]: _renamed(held, self._names) for model, held in begin.items()}
+        self._serializer = Serializer(references=set(document.models), deferred=False)
         self._changed: set[tuple[str, str]] = set()
         self._held: dict[str, dict[Cell, Any]] = {}  # of each model that ever changed
         self._strips: dict[Cell, tuple[Axes, Strips]] = {}
@@ -103,14 +108,9 @@ class Film:
         for cell, (axes, strips) in self._strips.items():
             yield cell, *heeded(axes, strips)
 
-    @property
-    def ids(self) -> list[str]:
-        """Of the models, in the order in which they were made."""
-        return list(self._models)
-
     def inside(self, model: str) -> list[str]:
-        """The ids of this model and of all that stand under it alone."""
-        return [model, *dict(_objects(self._begin[model]))]
+        """This model, by the id that it has itself, and all that stand under it alone."""
+        return [self._names[model], *dict(_objects(self._begin[self._names[model]]))]
 
     def still(self, cell: Cell) -> tuple[Axes, Strips]:
         """A cell that never changed."""
@@ -118,25 +118,28 @@ class Film:
         strip.add(0, self._at_first(cell))
         return {}, {(): strip}
 
-    def differing(self, other: Film, names: dict[str, str]) -> Iterator[Cell]:
-        """The cells that the document of another film, made alike, begins with differently. `names`: its ids in this one."""
-        for theirs, ours in names.items():
-            for attr in other._begin[theirs].keys() | self._begin[ours].keys():
-                here, there = self._part(Cell(ours, attr)), _renamed(other._part(Cell(theirs, attr)), names)
+    def differing(self, other: Film) -> Iterator[Cell]:
+        """The cells that another film, made like this one, begins with differently."""
+        for model in self.ids:
+            for attr in self._begin[model].keys() | other._begin[model].keys():
+                here, there = self._part(Cell(model, attr)), other._part(Cell(model, attr))
                 if here != there:
-                    both = zip(_cells(ours, attr, here), _cells(ours, attr, there), strict=True)
+                    both = zip(_cells(model, attr, here), _cells(model, attr, there), strict=True)
                     yield from (cell for (cell, value), (_, other_value) in both if value != other_value)
 
     def _settle(self) -> None:
         """Read what the document's changes were about."""
         changed, self._changed = self._changed, set()
-        for model_id, attr in changed:
-            model = self._models.get(model_id)
-            if model is None:
+        for own_id, attr in changed:
+            if own_id not in self._names:
                 raise RuntimeError(
-                    f"{model_id}.{attr}: a view made a model while it was drawn, and a film shows none of those"
+                    f"{own_id}.{attr}: a view made a model while it was drawn, and a film shows none of those"
                 )
+            model_id = self._names[own_id]
+            model = self._models[model_id]
             value = self._serializer.encode(model.lookup(attr).get_value(model))
+            if attr != "data":
+                value = _renamed(value, self._names)
             self._held.setdefault(model_id, {}).update(_cells(model_id, attr, value))
 
     def _at_first(self, cell: Cell) -> Any:

@@ -47,7 +47,7 @@ def filmed(
     for moment, step in enumerate(steps):
         tick = Tick(recording.at(step), None, slots, recording=track)
         for take in takes:
-            take.draw(moment, tick, Status(at=step, newest=steps[-1], engine="", file=title, closed=True))
+            take.draw(moment, tick, takes[0], Status(at=step, newest=steps[-1], engine="", file=title, closed=True))
     kinds = ("event", *UNTIL)
     run = {
         "document": takes[0].film.json,
@@ -83,24 +83,29 @@ class _Take:
         for column in screen.root.select({"type": Column}):
             if screen.note in column.children:
                 column.css_classes = ["kv-off"]  # the submit form
+        for panel in screen.panels:
+            if panel.name == "host":
+                panel.root.css_classes = ["kv-off"]  # this machine, now: no part of what was recorded
+        screen.panels = [panel for panel in screen.panels if panel.name != "host"]
         for part in screen.root.select({"type": Div}):
             part.stylesheets = [*part.stylesheets, sheet]
         screen.header.foot.text = foot_html([(key, text) for key, text in KEYS if key not in _KEYS_WITH_PYTHON])
 
-    def _load_film(self) -> None:
+    def _load_film(self, like: Film | None) -> None:
         """At the first moment: which models heed which choices."""
-        self.film, header = Film(self.document), self.screen.header
-        self._player = [header.buttons.id, header.position.id]
+        self.film, header = Film(self.document, like), self.screen.header
+        self._player = [*self.film.inside(header.buttons.id), *self.film.inside(header.position.id)]
+        self._options = self.film.inside(header.tabs.id)
         self._panels = [(panel, _axes(panel), self.film.inside(panel.root.id)) for panel in self.screen.panels]
-        apart = {*self._player, header.tabs.id, *itertools.chain.from_iterable(ids for *_, ids in self._panels)}
-        messages = {self.screen.pulse.id, self.screen.bus.id}  # not what is seen
+        apart = {*self._player, *self._options, *itertools.chain.from_iterable(ids for *_, ids in self._panels)}
+        messages = {*self.film.inside(self.screen.pulse.id), *self.film.inside(self.screen.bus.id)}  # not what is seen
         self._rest = [model for model in self.film.ids if model not in apart | messages]
 
-    def draw(self, moment: int, tick: Tick, status: Status) -> None:
+    def draw(self, moment: int, tick: Tick, first: _Take, status: Status) -> None:
         choices, header = self.choices, self.screen.header
         self.screen.update(tick, status, everything=True)
         if not moment:
-            self._load_film()
+            self._load_film(None if first is self else first.film)
         self.film.take(moment, self._rest, {}, ())
         for playing, speed in itertools.product(*_PLAYER.values()):
             header.show(choices, replace(status, playing=playing == "true", speed=float(speed or 0) or None), tick)
@@ -108,7 +113,7 @@ class _Take:
         for tab, tables in itertools.product(*_TABS.values()):
             choices.tab, choices.all_tables = tab, tables == "true"
             header.show(choices, status, tick)
-            self.film.take(moment, [header.tabs.id], _TABS, (tab, tables))
+            self.film.take(moment, self._options, _TABS, (tab, tables))
         for panel, axes, models in self._panels:
             for chosen in itertools.product(*axes.values()):
                 look = dict(zip(axes, chosen, strict=True))
@@ -131,16 +136,10 @@ def _axes(panel: Panel) -> Axes:
 
 def _in_both_themes(first: _Take, second: _Take, *, dark_first: bool) -> Iterator[tuple[Cell, Axes, Strips]]:
     """The cells of two screens that are made alike as those of one, with an axis more where they differ."""
-    names = dict(zip(second.film.ids, first.film.ids, strict=True))
     theme = {"dark": _NO_YES[::-1] if dark_first else _NO_YES}
-    ours = {cell: (axes, strips) for cell, axes, strips in first.film.cells()}
-    theirs = {cell._replace(model=names[cell.model]): found for cell, *found in second.film.cells()}
-    models = dict(zip(first.film.ids, second.film.ids, strict=True))
-    for cell in dict.fromkeys((*ours, *theirs, *first.film.differing(second.film, names))):
-        films = (
-            ours.get(cell) or first.film.still(cell),
-            theirs.get(cell) or second.film.still(cell._replace(model=models[cell.model])),
-        )
+    ours, theirs = ({cell: found for cell, *found in take.film.cells()} for take in (first, second))
+    for cell in dict.fromkeys((*ours, *theirs, *first.film.differing(second.film))):
+        films = ours.get(cell) or first.film.still(cell), theirs.get(cell) or second.film.still(cell)
         axes = {**theme, **films[0][0], **films[1][0]}
         strips = {}
         for key in itertools.product(*axes.values()):
