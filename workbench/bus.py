@@ -50,7 +50,10 @@ function attach(el) {
   el.tabIndex = 0;
   el.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab's one-letter commands stay out of here
   let number = 0, beat = Date.now(), stale = false;
-  const send = (...message) => { bus.tags = [Date.now() + (number++ % 1000) / 1000, ...message]; };
+  const send = (...message) => {
+    if (message[0] === "do") bus.aims = clearTimeout(bus.aims);   // whoever presses a key has let go of the track
+    bus.tags = [Date.now() + (number++ % 1000) / 1000, ...message];
+  };
   const inside = (selector, from = el) => {
     for (const child of from.querySelectorAll("*")) {
       if (child.matches(selector)) return child;

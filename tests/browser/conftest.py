@@ -65,7 +65,7 @@ def jupyter(tmp_path_factory) -> Iterator[tuple[Path, str, str, dict[str, str]]]
     server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # on a machine with much else to do it takes minutes
         while True:
             try:
                 urllib.request.urlopen(f"{url}/api", timeout=1)
