@@ -80,6 +80,7 @@ class Film:
         self.ids = own if like is None else like.ids
         self._names = dict(zip(own, self.ids, strict=True))
         self._models = {self._names[model.id]: model for model in document.models}
+        self._under = {model: [self._names[inner] for inner, _ in _objects(held)] for model, held in begin.items()}
         self._begin = {self._names[model]: _renamed(held, self._names) for model, held in begin.items()}
         self._serializer = Serializer(references=set(document.models), deferred=False)
         self._changed: set[tuple[str, str]] = set()
@@ -110,7 +111,7 @@ class Film:
 
     def inside(self, model: str) -> list[str]:
         """This model, by the id that it has itself, and all that stand under it alone."""
-        return [self._names[model], *dict(_objects(self._begin[self._names[model]]))]
+        return [self._names[model], *self._under[model]]
 
     def still(self, cell: Cell) -> tuple[Axes, Strips]:
         """A cell that never changed."""
@@ -185,7 +186,9 @@ def _objects(part: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _renamed(part: Any, names: dict[str, str]) -> Any:
-    """With the models that it names, or holds, under other ids."""
+    """With the models that it holds as references, under other names: a cell is a property, not what stands under it."""
     if isinstance(part, dict):
-        return {key: names.get(value, value) if key == "id" else _renamed(value, names) for key, value in part.items()}
+        if part.get("id") in names:
+            return {"id": names[part["id"]]}
+        return {key: _renamed(value, names) for key, value in part.items()}
     return [_renamed(inner, names) for inner in part] if isinstance(part, list | tuple) else part

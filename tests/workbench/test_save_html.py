@@ -183,6 +183,7 @@ def test_the_film_of_a_run(page, demo):
     for kind, moments in run["events"].items():
         there = demo.steps_with(*NAMES[kind][1])
         assert [run["steps"][moment] for moment in moments] == [s for s in there.tolist() if FIRST <= s <= LAST]
+    assert '"attributes"' not in json.dumps(run["cells"]), "a cell is a property, and not what stands under it"
     axes = {axis for *_, axes, _ in run["cells"] for axis in axes}
     assert {"dark", "playing", "speed", "tab", "tables", "filter", "label", "table:block_map", "table:timeline"} <= axes
     positions = next(
