@@ -58,8 +58,10 @@ class Tick:
         if (index, most) not in self._frames:
             snapshot = self.snapshot
             events, next_index, lost = self._engine.events.since(index)
-            # The engine may be a step further by now: what came after the snapshot is left for the next tick.
-            later = next((i for i, event in enumerate(events) if event.step > snapshot.step), len(events))
+            # The engine may be further by now: what came after the snapshot is left for the next tick. Requests arrive
+            # between two steps, so the step alone does not tell it.
+            seen = (snapshot.step, snapshot.time)
+            later = next((i for i, e in enumerate(events) if e.step > seen[0] or e.time > seen[1]), len(events))
             if later < len(events):
                 next_index = events[later].index
                 events = events[:later]

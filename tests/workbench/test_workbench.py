@@ -215,3 +215,15 @@ def test_a_handle_is_a_widget_until_its_request_is_over(engine, outputs):
     assert "cancelled" in max(shown, key=len)
     handles.show(handle)
     assert "cancelled" in outputs.now[None]
+
+
+def test_what_came_after_the_snapshot_of_a_tick_waits_for_the_next(engine):
+    engine.pause()
+    with Workbench(engine) as wb:
+        tick = wb._tick_now()
+        assert tick.snapshot.requests == ()
+        wb.submit("hello", max_tokens=4)  # between two steps: its event is of the same step
+        events = tick.frame(0)[0].events
+        assert [event for event in events if event.request_id == 1] == []
+        frame, _ = wb._tick_now().frame(tick.frame(0)[1])
+        assert [event.request_id for event in frame.events if event.kind == "submitted"] == [1]
