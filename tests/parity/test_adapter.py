@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory):
 def test_greedy_ids_are_those_of_generate(checkpoint, model_type):
     folder = checkpoint(model_type)
     model, kernels = load(folder)
-    core = make_core(model, kernels, Setting(16, 64, "off", "ample", "among7"), PROMPTS)
+    core = make_core(model, kernels, Setting(16, 64, "off", "ample", "among7"))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     ids = [core.add_request(prompt, params) for prompt in PROMPTS]
     while core.has_work:
@@ -77,7 +77,7 @@ def test_layers_with_a_window_give_back_what_they_no_longer_see(checkpoint):
     folder = checkpoint("gemma2")
     model, kernels = load(folder)
     assert [(group.layers, group.window) for group in model.spec.kv_groups] == [((1,), 0), ((0,), 12)]
-    core = make_core(model, kernels, Setting(4, 64, "off", "ample", "alone"), PROMPTS[:1])
+    core = make_core(model, kernels, Setting(4, 64, "off", "ample", "alone"))
     request = core.add_request(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     while core.get(request).children[0].num_output_tokens < 20:
         core.step()
@@ -129,7 +129,7 @@ def test_two_engines_share_weights_and_run_at_once(checkpoint):
     setting, found = Setting(4, 7, "off", "ample", "alone"), {}
 
     def run(model, prompt):
-        found[tuple(prompt)] = serve(make_core(model, kernels, setting, [prompt]), [prompt])[0][0]
+        found[tuple(prompt)] = serve(make_core(model, kernels, setting), setting, [prompt]).outputs[0][0]
 
     threads = [
         threading.Thread(target=run, args=(model, prompt))
