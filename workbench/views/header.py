@@ -219,7 +219,9 @@ def _tabs(choices: Choices) -> str:
         f' title="{place}">{name.title()}</button>'
         for place, name in enumerate(TABS, 1)
     )
-    return options_html(choices, _TAB_HINTS[choices.tab], before=buttons)
+    # A tablist may hold nothing but tabs, so it ends before the hint.
+    tabs = f'<span role="tablist" style="display:contents">{buttons}</span>'
+    return options_html(choices, _TAB_HINTS[choices.tab], before=tabs)
 
 
 def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
@@ -242,10 +244,7 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
             ("help", "Keys", False, "?"),
         )
     )
-    role = ' role="tablist"' if before else ""
-    return (
-        f'<div class="tabs"{role}>{before}{said}<span class="spacer"></span><span class="opts">{options}</span></div>'
-    )
+    return f'<div class="tabs">{before}{said}<span class="spacer"></span><span class="opts">{options}</span></div>'
 
 
 KEYS = (
