@@ -24,7 +24,9 @@ class Chart(NamedTuple):
 
 
 CHARTS = {
-    "latency": Chart(("phase", "batch", "weights"), ("kvscope tok/s", "transformers tok/s", "floor tok/s"), "tokens a second"),
+    "latency": Chart(
+        ("phase", "batch", "weights"), ("kvscope tok/s", "transformers tok/s", "floor tok/s"), "tokens a second"
+    ),
     "throughput": Chart(("engine",), ("output tok/s",), "output tokens a second"),
     "serve": Chart(("asked for/s", "ms"), ("p50", "p95", "p99"), "milliseconds", log=True),
     "prefix": Chart(("workload", "engine"), ("seconds",), "seconds"),
