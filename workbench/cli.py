@@ -62,8 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     from kvscope.engine.bench import add_parser as add_bench
 
     from .bench_plot import add_parser as add_plot
+    from .bench_views import add_parser as add_views
 
-    add_plot(add_bench(commands))
+    benchmarks = add_bench(commands)
+    add_views(benchmarks)
+    add_plot(benchmarks)
     return parser
 
 

@@ -38,20 +38,24 @@ def measure_ceilings(dtype: torch.dtype, weights: torch.Tensor) -> Ceilings:
     return Ceilings(weights.numel() / read, 2 * 1536**3 / multiply, 2 * 1536**3 / count)
 
 
-def facts(info: EngineInfo, workload: str, ceilings: Ceilings) -> dict[str, str]:
-    """The lines that stand above every table."""
+def facts(info: EngineInfo, workload: str, ceilings: Ceilings | None = None) -> dict[str, str]:
+    """The lines that stand above every table; no ceilings where nothing is compared with them."""
     import numba
     import transformers
 
-    return {
+    told = {
         "machine": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"Numba {numba.__version__}, transformers {transformers.__version__}",
         "model": f"{info.model_name}, {info.precision}, from {info.weights_source}",
         "workload": workload,
-        "ceilings": f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s, "
-        f"{ceilings.int8_per_second / 1e12:.2f} TOP/s in int8 (median)",
     }
+    if ceilings is not None:
+        told["ceilings"] = (
+            f"{ceilings.bytes_per_second / 1e9:.0f} GB/s, {ceilings.flops_per_second / 1e12:.2f} TFLOP/s, "
+            f"{ceilings.int8_per_second / 1e12:.2f} TOP/s in int8 (median)"
+        )
+    return told
 
 
 def _cpu_name() -> str:
