@@ -144,9 +144,12 @@ class Display:
         with self._lock:
             if self._viewer is not None:
                 self._viewer.pace.share = self._cpu_share()
-            tick, changed = self._tick_now(), False
+            tick, changed, all_looked = self._tick_now(), False, True
             for shown in self._screens:
-                if shown.widget is None or not shown.widget.awake or not shown.screen.due(tick.now):
+                if shown.widget is None or not shown.widget.awake:
+                    continue
+                if not shown.screen.due(tick.now):
+                    all_looked = False
                     continue
                 try:
                     changed |= shown.screen.update(tick, self._status())
@@ -155,7 +158,7 @@ class Display:
                 shown.widget.flush()
             if changed:
                 self._changed_at, self._twins_due = tick.now, True
-            elif self._twins_due and tick.now - self._changed_at >= TWIN_SECONDS:
+            elif all_looked and self._twins_due and tick.now - self._changed_at >= TWIN_SECONDS:
                 self._twins_due = False  # paused, or nothing left to do: a saved copy costs too much to make it sooner
                 self._publish_twins(tick)
 

@@ -7,6 +7,7 @@ it missed when it is seen again. Whoever owns the document calls `update` under 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from bokeh.document import Document
@@ -69,6 +70,7 @@ class Screen:
         self.width = "medium"
         self.period = PERIOD  # seconds between two ticks that its browser can follow
         self._updated_at = 0.0
+        self._drawn_at = -math.inf  # as _updated_at, which a click sets back
         self.panels: list[Panel] = []
         self.header = self._make_header()
         self._header_reader = Reader()
@@ -264,13 +266,14 @@ class Screen:
         force = everything or tick.snapshot.state != "running"
         for panel in self.panels:
             if everything or (self.choices.tab in panel.tabs and self.width in panel.widths):
-                panel.update(tick, self.choices, force=force)
+                panel.update(tick, self.choices, force=force, drawn_at=self._drawn_at)
+        self._drawn_at = tick.now
 
     def redraw(self, panel: Panel, tick: Tick) -> None:
         """Draw one panel as the choices are now."""
         self._tick = tick
         try:
-            panel.update(tick, self.choices, force=True)
+            panel.update(tick, self.choices, force=True, drawn_at=self._drawn_at)
         finally:
             self._tick = None
 

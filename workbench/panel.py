@@ -5,6 +5,7 @@ The sentence and the table are written at a pace that can be read; a table stand
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from bokeh.models import Column, Div
@@ -34,8 +35,8 @@ class Panel:
     reader: Reader = field(default_factory=Reader)
     drawn: dict[str, float] = field(default_factory=dict)
 
-    def update(self, tick: Tick, choices: Choices, *, force: bool) -> None:
-        frame = self.reader.read(tick, self.view)
+    def update(self, tick: Tick, choices: Choices, *, force: bool, drawn_at: float = -math.inf) -> None:
+        frame = self.reader.read(tick, self.view, drawn_at=drawn_at)
         as_table = choices.shows_table(self.name)
         if isinstance(self.view, Output):
             self.view.as_table, self.view.sample, self.view.token = as_table, choices.sample, choices.token

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 1000  # a tick of a view that follows: what a very small model does in a tenth of a second
 MOST_MISSED = 20_000  # when a view is seen again after a while, or time has jumped
-AWAY_SECONDS = 3.0  # a view not drawn for so long may catch up with more than one tick's events
 
 
 class Tick:
@@ -94,14 +93,17 @@ class Reader:
         self._read_at = -math.inf
         self._ran = False
 
-    def read(self, tick: Tick, view: View) -> Frame:
+    def read(self, tick: Tick, view: View, *, drawn_at: float = -math.inf) -> Frame:
+        """`drawn_at` is when the view's page was drawn before: a view that was no part of it, because its tab was hidden, may
+        catch up. How long ago that was says nothing: a page waits for its share of CPU time, and would wait for ever longer
+        if the wait itself made it read more."""
         snapshot = tick.snapshot
         origin, step = self._at
         if tick.origin != origin or snapshot.step < step:
             view.reset()
             self.next_index = 0
         runs = snapshot.state == "running"
-        follows = runs and self._ran and tick.now - self._read_at <= AWAY_SECONDS
+        follows = runs and self._ran and self._read_at >= drawn_at
         frame, self.next_index = tick.frame(self.next_index, MOST_EVENTS if follows else MOST_MISSED)
         self._at, self._read_at, self._ran = (tick.origin, snapshot.step), tick.now, runs
         return frame

@@ -57,7 +57,7 @@ def end_the_cell(lab: Lab, watched: Watched) -> None:
 
 
 def printed(watched: Watched, word: str) -> str:
-    return watched.page.locator(f".jp-OutputArea-output pre >> text={word}").first.inner_text()
+    return watched.page.locator(f".jp-OutputArea-output pre >> text={word}").first.text_content()
 
 
 def step_of(watched: Watched) -> int:

@@ -113,6 +113,21 @@ def test_a_display_moves_and_closing_leaves_only_the_saved_copy(engine, outputs)
     assert engine.while_waiting == []
 
 
+def test_a_slow_page_is_not_taken_for_an_engine_that_has_nothing_to_do(engine, outputs, monkeypatch):
+    """A saved copy costs what fifty ticks do: made at every tick of a slow page, it would eat the share of all of them."""
+    monkeypatch.setattr(module, "TWIN_SECONDS", 0.05)
+    with Workbench(engine) as wb:
+        wb.show()
+        wb._screens[0].screen.period = 0.5
+        made = []
+        monkeypatch.setattr(wb, "_publish_twins", made.append)
+        handle = wb.submit("hello", max_tokens=600, ignore_eos=True)
+        wb.engine.steps_per_second = 300
+        handle.result()
+        assert made == []
+        wait_for(lambda: made)
+
+
 def test_several_displays_follow_one_selection_and_the_oldest_gives_way(engine, outputs):
     wb = Workbench(engine)
     for number in range(module.MAX_SCREENS + 1):
