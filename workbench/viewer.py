@@ -35,10 +35,16 @@ class Pace:
     def __init__(self, share: float = CPU_SHARE):
         self.share = share
         self._budget = BURST
+        self._forgiven = 0.0
         self._at: float | None = None
+
+    def forgive(self, cpu_seconds: float) -> None:
+        """Of the tick that runs now, these were spent while the engine had nothing to do: they took nothing from it."""
+        self._forgiven += cpu_seconds
 
     def spent(self, cpu_seconds: float, now: float) -> float:
         """Draw on the budget; seconds to wait."""
+        cpu_seconds, self._forgiven = max(0.0, cpu_seconds - self._forgiven), 0.0
         if self._at is not None:
             self._budget = min(BURST, self._budget + (now - self._at) * self.share)
         self._at = now

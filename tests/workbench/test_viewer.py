@@ -88,3 +88,11 @@ def test_it_ends_with_its_owner():
     gc.collect()
     viewer.thread.join(5)
     assert not viewer.thread.is_alive()
+
+
+def test_what_is_spent_while_the_engine_rests_is_not_paid_back():
+    pace = Pace()
+    pace.spent(0.0, 0.0)
+    pace.forgive(0.5)
+    assert pace.spent(0.51, 1.0) == PERIOD, "a click right after it is followed at once"
+    assert pace.spent(0.5, 2.0) > 10, "forgiven once"
