@@ -79,7 +79,9 @@ def test_a_newcomer_runs_all_and_watches(newcomer, shots):
     page.wait_for_selector(f".jp-InputPrompt >> text=[{num_cells}]:", timeout=90_000)
     notebook.evaluate("(panel) => panel.scrollTo(0, 0)")
     page.click("text=Submit request", timeout=30_000)
-    watch(30, enough=3)
+    page.click("text=Start traffic")  # on a fast machine the cells and one answer are over within a second or two
+    watch(60, enough=4)
+    page.click("text=Stop traffic")
     assert len(pools) >= 4 and len(texts) >= 4, f"{len(pools)} pictures of the pool, {len(texts)} of the text"
     page.locator(".jp-MarkdownCell").first.click()  # the keys are the notebook's again
     newcomer.save(watched)
