@@ -156,12 +156,11 @@ LEAST_LARGEST = 2.0**-100
 PIECE = 1 << 20  # values that are quantized at a time
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A weight [N, K] and bias [N] as they are."""
+class _Weight:
+    """What has a `weight` [N, K]."""
 
+    __slots__ = ()
     weight: torch.Tensor
-    bias: torch.Tensor | None
 
     @property
     def out_features(self) -> int:
@@ -170,6 +169,14 @@ class PackedLinear:
     @property
     def in_features(self) -> int:
         return self.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear(_Weight):
+    """A weight [N, K] and bias [N] as they are."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     @property
     def num_bytes(self) -> int:
@@ -180,7 +187,7 @@ class PackedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
+class Int8Linear(_Weight):
     """A weight of int8 [N, K] with a float32 scale [N] for each output, and a bias [N] in D.
 
     `dynamic`: the product takes x as int8 too, with a scale for each group of 32.
@@ -191,14 +198,6 @@ class Int8Linear:
     bias: torch.Tensor | None
     dtype: torch.dtype
     dynamic: bool
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
 
     @property
     def num_bytes(self) -> int:
