@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvscope.engine.events import Cause, Event, EventKind
 
+from .markup import duration
 from .theme import sequence_label
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def _needed_by(event: Event, context: Context) -> str:
 
 
 def kibibytes(size: int) -> str:
-    """128 bytes, 720 KiB, 1.5 MiB."""
+    """128 bytes, 720 KiB, 2.11 MiB."""
     if size < 1024:
         return _count(size, "byte")
-    return f"{size / 1024:,.4g} KiB" if size < 1 << 20 else f"{size / (1 << 20):,.3g} MiB"
+    return f"{size / 1024:,.4g} KiB" if size < 1 << 20 else f"{size / (1 << 20):,.2f} MiB"
 
 
 _REASONS = {
@@ -417,7 +418,7 @@ def _step(event: Event, context: Context) -> Sentence:
     seconds = float(event.numbers.get("seconds", 0))
     return Sentence(
         f"Step {event.step} computed {_count(prefill + decode, 'token')} for {_count(sequences, 'sequence')}.",
-        f"{decode:,} by decode and {prefill:,} by prefill, in {1000 * seconds:,.3g} ms.",
+        f"{decode:,} by decode and {prefill:,} by prefill, in {duration(seconds)}.",
     )
 
 

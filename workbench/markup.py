@@ -25,6 +25,13 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """4.2 ms, 859 ms, 4.5 s."""
+    if seconds < 0.01:
+        return f"{1000 * seconds:.1f} ms"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
 def chip(label: str, request_id: int, slots: OwnerSlots) -> str:
     """The colour key of a request: its hue with its number; a dark bar where the hue is used a second time."""
     bar = " two" if slots.barred(request_id) else ""

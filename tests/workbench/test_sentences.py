@@ -166,6 +166,12 @@ def test_a_quiet_step_is_told_by_its_numbers_and_nothing_by_none():
     assert story([]) is None
 
 
+@pytest.mark.parametrize(("seconds", "words"), [(0.0042, "4.2 ms"), (0.859, "859 ms"), (2.4313, "2.4 s")])
+def test_a_step_tells_its_time_as_people_read_it(seconds, words):
+    told = story([event(EventKind.STEP, **{**NUMBERS, "seconds": seconds})])
+    assert told.consequence.endswith(f", in {words}.")
+
+
 def test_an_admission_is_told_only_where_the_cache_did_not_tell_it():
     admitted = event(EventKind.ADMITTED, Cause.CAPACITY, request_id=2, prompt_tokens=8)
     hit = event(EventKind.CACHE_HIT, Cause.PREFIX_MATCH, request_id=2, blocks=1)

@@ -19,6 +19,7 @@ import numpy as np
 from bokeh.core.property.vectorization import value
 from bokeh.models import BasicTicker, PrintfTickFormatter, Range1d, Span, Title
 
+from ..markup import duration
 from ..theme import FONT, ON_OWNER, OWNER_HUES, Theme
 from .base import at, by_code, empty_source, font, paint_figure, plain_figure, relook, replace_if_changed
 from .block_cells import dim_levels
@@ -172,13 +173,6 @@ def _stacked(places: Sequence[float]) -> list[int]:
         level[i] = next((row for row, start in enumerate(free_from) if places[i] >= start), len(free_from))
         free_from[level[i] : level[i] + 1] = [places[i] + _APART]
     return level
-
-
-def duration(seconds: float) -> str:
-    """4.2 ms, 859 ms, 4.5 s."""
-    if seconds < 0.01:
-        return f"{1000 * seconds:.1f} ms"
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _nice(highest: float) -> float:

@@ -13,10 +13,9 @@ from bokeh.models import ColumnDataSource
 from kvscope.engine.events import Event, EventKind
 
 from ..machine import Gpu, Machine, Sample, find_nvml
-from ..markup import esc, size
+from ..markup import duration, esc, size
 from ..theme import LIGHT, Theme
 from .base import Frame, replace_if_changed
-from .dot_strip import duration
 from .html import HtmlView
 
 _MOST_CORES = 4  # each with a bar of its own

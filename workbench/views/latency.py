@@ -16,9 +16,10 @@ from bokeh.models import Column, InlineStyleSheet
 from kvscope.engine.events import Event, EventKind
 from kvscope.engine.latency import time_per_output_token
 
+from ..markup import duration
 from ..theme import LIGHT, Theme
 from .base import Frame, Selection, View, capped
-from .dot_strip import Dot, DotStrip, duration
+from .dot_strip import Dot, DotStrip
 from .html import Pace
 
 _KEPT = 2000  # finished requests

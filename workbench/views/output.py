@@ -18,7 +18,7 @@ from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import CompletionOutput, RequestOutput
 from kvscope.engine.snapshot import RequestState
 
-from ..markup import esc, hue, panel_head, plural, table
+from ..markup import duration, esc, hue, panel_head, plural, table
 from ..theme import LIGHT, Theme, sample_letter
 from .base import Frame, View, capped, label_of
 from .block_card import BlockEvents, block_card
@@ -142,7 +142,7 @@ class Output(View):
             ("State", state),
             ("Prompt", f"{plural(prompt, 'token')}, {cached} from the cache"),
             ("Blocks", f"{len(blocks)}"),
-            ("First token", f"after {_seconds(ttft)}" if ttft is not None else "not yet"),
+            ("First token", f"after {duration(ttft)}" if ttft is not None else "not yet"),
         ]
         if output is not None and output.error:
             rows.append(("Error", output.error))
@@ -300,7 +300,3 @@ def _ended(output: RequestOutput | None) -> str:
     if output is None or not output.outputs:
         return "not known"
     return f"finished: {output.outputs[0].finish_reason}" if output.finished else "waiting"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
