@@ -152,11 +152,9 @@ class View:
         theme: Theme = LIGHT,
         *,
         on_select: Callable[[Selection | None], None] | None = None,
-        on_step: Callable[[int], None] | None = None,
     ):
         self.theme = theme
         self.on_select = on_select or (lambda selection: None)
-        self.on_step = on_step or (lambda step: None)
         self.sources: dict[str, ColumnDataSource] = {}
         self.root: UIElement
         self.frame: Frame | None = None

@@ -28,7 +28,6 @@ _KINDS = frozenset({
 })  # fmt: skip
 _STATE_WORDS = {
     BlockState.EMPTY: "empty",
-    BlockState.CACHED: "cached, can be evicted",
     BlockState.ACTIVE: "active",
     BlockState.SHARED: "shared",
     BlockState.PINNED: "pinned",

@@ -22,7 +22,6 @@ from .base import Frame
 
 FOOT = 0.30  # share of the height
 RADIUS = 5  # px, corners
-STATE_WORDS = ("empty", "cached, can be evicted", "active", "shared", "reserved", "in flight")
 MARKS = ("taken", "evicted", "copied", "locked")  # what one step can do to a block
 MARK_WORDS = {"taken": "taken", "evicted": "evicted, then taken", "copied": "copied on write", "locked": "in flight"}
 LABELS = ("owner", "id", "generation", "age")
@@ -240,16 +239,4 @@ def mark_svg(theme: Theme, mark: str, *, x: float = 10, y: float = 10) -> str:
     return (
         f'<g transform="translate({x:g} {y:g})"><circle r="8.6" fill="{theme.panel}"/>'
         f'<circle r="7.4" fill="{colour}"/>{inner}</g>'
-    )
-
-
-def chip_html(theme: Theme, hue: str, text: str, *, bar: bool = False) -> str:
-    """A request chip for HTML panes: the hue, its number, and the dark bar where the hue repeats."""
-    inset = f"box-shadow:inset 2px 0 0 {hue},inset 4.6px 0 0 {ON_OWNER};" if bar else ""
-    line = f"{theme.cell_line}{round(255 * theme.cell_line_alpha):02X}"
-    return (
-        f'<span style="display:inline-flex;align-items:center;justify-content:center;height:{theme.px(22)}px;'
-        f"min-width:{theme.px(30)}px;padding:0 {theme.px(6)}px;border-radius:4px;font-weight:700;box-sizing:border-box;"
-        f'font-size:{theme.font(14)};color:{ON_OWNER};background:{hue};border:1px solid {line};{inset}">'
-        f"{escape(text)}</span>"
     )
