@@ -127,7 +127,7 @@ class BlockTables(CachedText):
 
     # --- growth ---------------------------------------------------------------------------------------------------
 
-    def grow(self, seq: Sequence, num_tokens: int, cause: Cause) -> bool:
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the next `num_tokens` tokens writable: private tail, blocks for all of them. False when the pool has too
         few free blocks; nothing has changed then."""
         start, tables, pool = seq.num_computed_tokens, seq.block_tables, self.pool
@@ -141,6 +141,8 @@ class BlockTables(CachedText):
             return False
         for group in shared:
             self._copy_on_write(seq, group, first, start % self.block_size)
+        prefill = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
+        cause = prefill if seq.is_prefill else Cause.DECODE
         for _ in range(missing):
             for group, table in enumerate(tables):
                 table.append(self._take(seq, group, len(table), cause))

@@ -100,7 +100,7 @@ class ReservedTables(BlockTables):
                     seq.block_tables[group].append(block)
         seq.num_computed_tokens = seq.num_cached_tokens = 0
 
-    def grow(self, seq: Sequence, num_tokens: int, cause: Cause) -> bool:
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Everything was reserved at the start."""
         return True
 

@@ -134,8 +134,9 @@ class Lifecycle:
         self.metrics.count("vllm:generation_tokens_total")
         self.note_first_token(request)
         if seq.last_token_time:
-            self._gaps.append(inter_token_latency(seq.last_token_time, now))
-            self.metrics.observe("vllm:inter_token_latency_seconds", self._gaps[-1])
+            gap = inter_token_latency(seq.last_token_time, now)
+            self._gaps.append(gap)
+            self.metrics.observe("vllm:inter_token_latency_seconds", gap)
         seq.last_token_time = now
 
     def take_gaps(self) -> dict[str, float]:

@@ -137,9 +137,7 @@ class Planner:
     def _grow(self, together: list[Sequence], num_tokens: int) -> bool:
         if len(together) > 1 and self.tables.needed_to_grow(together, num_tokens) > self.tables.pool.num_free:
             return False
-        prefill = Cause.RECOMPUTE if together[0].num_preemptions else Cause.PROMPT
-        cause = prefill if together[0].is_prefill else Cause.DECODE
-        return all(self.tables.grow(seq, num_tokens, cause) for seq in together)
+        return all(self.tables.grow(seq, num_tokens) for seq in together)
 
     def _blocks_of_beams(self, seq: Sequence) -> int:
         """What the beams of a preempted request need beside the text that they have in common, which `seq` computes first."""
@@ -179,7 +177,7 @@ class Planner:
                 for member in self.scheduler.bring_back(seq) if is_out else self.scheduler.start(seq, hit):
                     left = member.prefill_end - member.num_computed_tokens if member.is_prefill else 1
                     num_tokens = min(budget, left, longest_chunk)
-                    if num_tokens and self._grow([member], num_tokens):
+                    if num_tokens and self.tables.grow(member, num_tokens):
                         plan.add(member, num_tokens)
                         budget -= num_tokens
                     seats -= member.num_seats
