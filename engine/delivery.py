@@ -39,9 +39,9 @@ def deliver(core: EngineCore, registry: RequestRegistry, output: StepOutput) -> 
             except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
                 core.cancel(request_id)
                 registry.end(record, "failed", fault)
-    ended_by_text = [r for r in output.scheduled if r not in output.finished and core.get(r).finished]
-    output.finished.extend(ended_by_text)
-    deliver_ends(core, registry, [*output.scheduled, *output.finished])
+    over = [request_id for request_id in output.scheduled if core.get(request_id).finished]
+    output.finished.extend(request_id for request_id in over if request_id not in output.finished)
+    deliver_ends(core, registry, output.finished)
 
 
 def deliver_ends(core: EngineCore, registry: RequestRegistry, request_ids: Iterable[int]) -> None:
