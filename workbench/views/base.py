@@ -169,6 +169,12 @@ class View:
         """The first source: the one that holds what the view is about."""
         return next(iter(self.sources.values()))
 
+    def choose(self, kind: str, number: int) -> None:
+        """What a tap on a request or a block does: select it, or drop the selection where it is selected already."""
+        generation = int(self.frame.snapshot.generation[number]) if kind == "block" else -1
+        chosen = Selection(kind, number, generation)
+        self.on_select(None if self.frame.selection == chosen else chosen)
+
     def update(self, frame: Frame) -> None:
         """Draw `frame`. Called by the owner of the document, under one hold."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
 from . import glyph, legend
-from .base import ENDED, Frame, Selection, View, capped, empty_source, font, plain_figure
+from .base import ENDED, Frame, View, capped, empty_source, font, plain_figure
 from .block_cells import CellGrid
 from .block_image import COLUMNS as IMAGE_COLUMNS
 from .block_image import ImageGrid
@@ -136,8 +136,7 @@ class BlockMap(View):
         block = y * self._grid.columns + x
         if not (0 <= x < self._grid.columns and 0 <= block < self._num_blocks):
             return
-        chosen = Selection("block", block, int(self.frame.snapshot.generation[block]))
-        self.on_select(None if self.frame.selection == chosen else chosen)
+        self.choose("block", block)
 
     # -- one frame ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from .base import (
     ENDED,
     Frame,
     Rows,
-    Selection,
     View,
     at,
     by_code,
@@ -236,13 +235,9 @@ class BlockTables(View):
         if not 0 <= row < len(self._order):
             return
         if column < 0:
-            chosen = Selection("request", self.frame.snapshot.requests[self._order[row]].id)
+            self.choose("request", self.frame.snapshot.requests[self._order[row]].id)
         elif column < self._grid.shape[1] and self._grid[row, column] >= 0:
-            block = int(self._grid[row, column])
-            chosen = Selection("block", block, int(self.frame.snapshot.generation[block]))
-        else:
-            return
-        self.on_select(None if self.frame.selection == chosen else chosen)
+            self.choose("block", int(self._grid[row, column]))
 
     @property
     def empty(self) -> bool:

@@ -8,7 +8,7 @@ from bokeh.models import Range1d
 
 from ..markup import plural
 from ..theme import LIGHT, Theme
-from .base import Frame, Selection, View, capped, empty_source, font, plain_figure, replace_if_changed
+from .base import Frame, View, capped, empty_source, font, plain_figure, replace_if_changed
 from .block_chips import ChipGrid
 from .html import Pace
 
@@ -77,9 +77,7 @@ class EvictionQueue(View):
             return
         row, place = int(event.y // 1), int(event.x // 1)
         if 0 <= row < self._grid.shape[0] and 0 <= place < COLUMNS and self._grid[row, place] >= 0:
-            block = int(self._grid[row, place])
-            chosen = Selection("block", block, int(self.frame.snapshot.generation[block]))
-            self.on_select(None if self.frame.selection == chosen else chosen)
+            self.choose("block", int(self._grid[row, place]))
 
     @property
     def empty(self) -> bool:

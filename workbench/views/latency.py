@@ -18,7 +18,7 @@ from kvscope.engine.latency import time_per_output_token
 
 from ..markup import duration
 from ..theme import LIGHT, Theme
-from .base import Frame, Selection, View, capped
+from .base import Frame, View, capped
 from .dot_strip import Dot, DotStrip
 from .html import Pace
 
@@ -91,8 +91,7 @@ class Latency(View):
             self.gaps.append(((event.numbers["gap_seconds"] - longest) / (number - 1), number - 1))
 
     def _draw(self, frame: Frame) -> None:
-        first = {r.id: r.first_token - r.arrival for r in frame.snapshot.requests if r.first_token is not None}
-        for name, values in (("ttft", self.ttft | first), ("tpot", self.tpot)):
+        for name, values in (("ttft", self._now()), ("tpot", self.tpot)):
             chosen = frame.selected_requests
             dots = [
                 Dot(s, i, frame.slots.slot(i), frame.selection is not None and i not in chosen)
@@ -113,8 +112,7 @@ class Latency(View):
         ]
         nearest = int(np.argmin(far))
         if far[nearest] < 1:
-            chosen = Selection("request", int(data["label"][nearest]))
-            self.on_select(None if self.frame.selection == chosen else chosen)
+            self.choose("request", int(data["label"][nearest]))
 
     # -- words --------------------------------------------------------------------------------------------------------
 

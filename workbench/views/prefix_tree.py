@@ -23,7 +23,7 @@ from ..markup import chip, esc, plural
 from ..sentences import Context, sentence
 from ..theme import LIGHT, Theme
 from . import glyph
-from .base import Frame, Selection, View, capped, empty_source, font, plain_figure, replace_if_changed
+from .base import Frame, View, capped, empty_source, font, plain_figure, replace_if_changed
 from .block_chips import SIDE, ChipGrid
 from .forest import Forest, lay_out
 from .html import Pace
@@ -236,9 +236,7 @@ class PrefixTree(View):
             return
         if event.x - place > SIDE:
             return
-        block = int(self._grid[row, place])
-        chosen = Selection("block", block, int(self.frame.snapshot.generation[block]))
-        self.on_select(None if self.frame.selection == chosen else chosen)
+        self.choose("block", int(self._grid[row, place]))
 
     # -- words --------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from ..theme import FONT, LIGHT, OWNER_HUES, Theme
 from . import legend
 from .base import (
     Frame,
-    Selection,
     View,
     at,
     by_code,
@@ -330,8 +329,7 @@ class Timeline(View):
     def _tapped(self, event: Tap) -> None:
         if self.frame is None or event.x is None or event.y is None or not 0 <= event.y < len(self._drawn):
             return
-        chosen = Selection("request", self._drawn[int(event.y)])
-        self.on_select(None if self.frame.selection == chosen else chosen)
+        self.choose("request", self._drawn[int(event.y)])
 
     @property
     def empty(self) -> bool:
