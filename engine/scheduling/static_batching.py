@@ -25,19 +25,19 @@ class StaticBatch:
     def __init__(self, budget: int):
         self.budget = budget
         self.is_open = False
-        self._members: list[Sequence] = []
+        self._members: dict[Sequence, None] = {}  # in order of arrival
 
     def open(self, running: list[Sequence]) -> bool:
         """May anyone join? From when nobody runs until the batch is full or cannot be filled further (`is_open`)."""
         if not running:
-            self._members, self.is_open = [], True
+            self._members, self.is_open = {}, True
         return self.is_open
 
     def pad(self, plan: Plan) -> None:
         """Put the padding of this step into a plan that is complete but for it: in the step after which nobody joins any more
         the shorter prompts are filled up, and from then on whoever has ended gets a token."""
         joined = [seq for seq in plan.sequences if seq not in self._members]
-        self._members += joined
+        self._members |= dict.fromkeys(joined)
         if not plan.prefill_tokens:
             ended = sum(seq.status.is_over for seq in self._members)
             longest = max(seq.num_tokens for seq in plan.sequences)
