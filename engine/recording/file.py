@@ -18,14 +18,13 @@ from .archive import Damaged
 from .check import check
 from .delta import BLOCK, CAUSES, KINDS, STATES, STATUSES, TABLES, Delta, Met, empty_blocks
 from .recording import Recording
-from .span import MOMENT, Span
+from .span import MOMENT, SPAN, Span
 from .state import Facts, State
 from .words import Words
 
 KIND = "kvscope recording"
 VERSION = 1
 MAX_BLOCKS = 1 << 22
-_SPAN = 64
 
 
 def write(recording: Recording, path: Path) -> Path:
@@ -208,8 +207,8 @@ def _spans(
 ) -> tuple[Span, ...]:
     ends = {name: np.concatenate([[0], np.cumsum(arrays[f"count/{name}"], dtype=np.int64)]) for name in TABLES}
     spans = []
-    for start in range(0, len(arrays["moment/step"]), _SPAN):
-        stop = min(start + _SPAN, len(arrays["moment/step"]))
+    for start in range(0, len(arrays["moment/step"]), SPAN):
+        stop = min(start + SPAN, len(arrays["moment/step"]))
         cut = {name: slice(end[start], end[stop]) for name, end in ends.items()}
         spans.append(
             Span(

@@ -16,6 +16,8 @@ MOMENT = {
     **dict.fromkeys(TOTALS, "<i8"),
 }  # fmt: skip
 
+SPAN = 64  # moments that become columns together
+
 
 class Span:
     """Moments `first` … `first + len − 1`, counted from the start of the recording. Never changed once made.

@@ -18,7 +18,7 @@ from ..events import Event
 from ..info import EngineFacts
 from .delta import Delta, totals_of
 from .recording import Keyframes, Recording
-from .span import Span
+from .span import SPAN, Span
 from .state import State
 from .texts import Texts
 from .watch import BlockWatch, SequenceWatch, facts_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..core import EngineCore
     from ..registry import RequestRegistry
 
-SPAN = 64  # moments that become columns together
 MAX_BYTES = 16 << 20  # of columns and of the texts of requests that are over; some 10,000 steps with 16 sequences
 
 

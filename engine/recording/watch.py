@@ -94,14 +94,7 @@ class SequenceWatch:
             seen = self._seen[seq]
             if told is None or not seen.standing or seq.request.id in told:
                 self._note_standing(seq, seen, delta)
-            self._note_progress(seq, seen, delta)
-            for g, table in enumerate(seq.block_tables):
-                if table != seen.tables[g]:
-                    _note_edits(seen, g, table, delta)
-            if seen.first_token is None and seq.request.metrics.first_token is not None:
-                seen.first_token = seq.request.metrics.first_token
-                delta.firsts.append(seen.no)
-                delta.first_times.append(seen.first_token)
+            self._note_progress(seq, seen, seq.block_tables, delta)
         self._note_line(line, delta, told)
 
     def _note_line(self, line: list[Sequence], delta: Delta, told: set[int] | None) -> None:
@@ -114,14 +107,7 @@ class SequenceWatch:
             seen = self._seen[seq]
             is_told = told is None or not seen.standing or seq.request.id in told
             if is_told:
-                self._note_progress(seq, seen, delta)
-                for g, table in enumerate((*seq.block_tables, *self._host_tables(seq))):
-                    if table != seen.tables[g]:
-                        _note_edits(seen, g, table, delta)
-                if seen.first_token is None and seq.request.metrics.first_token is not None:
-                    seen.first_token = seq.request.metrics.first_token
-                    delta.firsts.append(seen.no)
-                    delta.first_times.append(seen.first_token)
+                self._note_progress(seq, seen, (*seq.block_tables, *self._host_tables(seq)), delta)
             if is_told or seq in changed or seq.num_times_passed != seen.passed:
                 self._note_standing(seq, seen, delta)
 
@@ -142,11 +128,19 @@ class SequenceWatch:
             delta.gone.append(seen.pop(seq).no)
         self._shown = shown
 
-    def _note_progress(self, seq: Sequence, seen: _Seen, delta: Delta) -> None:
+    def _note_progress(self, seq: Sequence, seen: _Seen, tables: tuple[array, ...], delta: Delta) -> None:
         computed, tokens = seq.num_computed_tokens, len(seq.token_ids)
         if computed != seen.computed or tokens != seen.tokens:
             seen.computed, seen.tokens = computed, tokens
             delta.progress += (seen.no, computed, tokens)
+        for g, table in enumerate(tables):
+            if table != seen.tables[g]:
+                _note_edits(seen, g, table, delta)
+        first_token = seq.request.metrics.first_token
+        if seen.first_token is None and first_token is not None:
+            seen.first_token = first_token
+            delta.firsts.append(seen.no)
+            delta.first_times.append(first_token)
 
     def _note_standing(self, seq: Sequence, seen: _Seen, delta: Delta) -> None:
         core, seen.passed = self._core, seq.num_times_passed
