@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 PAGE = 256  # tokens, transformers' own
+BUDGET = 512  # tokens a step
 
 
 class Peer:
@@ -22,7 +23,7 @@ class Peer:
         self.about = (
             f"transformers {transformers.__version__}, torch {torch.__version__}, {dtype}, {threads} threads, generate with "
             f"{self.model.config._attn_implementation} attention; jobs that come one by one: continuous batching, "
-            f"{self.num_blocks} pages of {PAGE} tokens, 512 tokens a step"
+            f"{self.num_blocks} pages of {PAGE} tokens, {BUDGET} tokens a step"
         )
 
     def generate(self, prompts, new_tokens):
@@ -40,7 +41,9 @@ class Peer:
 
     def serve(self, jobs):
         config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
-        sizes = ContinuousBatchingConfig(num_blocks=self.num_blocks, max_batch_tokens=512)  # default: nearly all memory
+        sizes = ContinuousBatchingConfig(
+            num_blocks=self.num_blocks, max_batch_tokens=BUDGET
+        )  # default: nearly all memory
         with self.model.continuous_batching_context_manager(
             generation_config=config, continuous_batching_config=sizes
         ) as manager:
