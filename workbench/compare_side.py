@@ -40,17 +40,17 @@ class SideSlots(OwnerSlots):
 
 
 class Side:
-    """Base of both. `state` says what the comparison does: "running" | "paused" | "stopped"."""
+    """Base of both. `source` is the engine, or the moment of a recording; for a tick a side is that, as it was counted last.
+    `state` says what the comparison does: "running" | "paused" | "stopped"."""
 
-    letter: str
-    name: str
-    sentence: str
     recording: Recording
     tally: Tally
     slots: OwnerSlots  # set by the comparison
 
-    def __init__(self, letter: str, name: str, sentence: str, state: Callable[[], str]):
+    def __init__(self, source: Any, letter: str, name: str, sentence: str, state: Callable[[], str]):
         self.letter, self.name, self.sentence, self._state = letter, name, sentence, state
+        self._source, self.info = source, source.info
+        self._next_index = source.events.next_index
 
     @property
     def has_work(self) -> bool:
@@ -68,18 +68,42 @@ class Side:
         """This side as it was after `step`, or after the oldest step that is still recorded."""
         return self.recording.at(min(max(step, self.recording.first_step), self.recording.last_step))
 
+    def look(self) -> None:
+        """Count what has happened."""
+        snapshot = self._source.snapshot()
+        events, self._next_index, _ = self._source.events.since(self._next_index)
+        self.tally.add(snapshot, events)
+
+    # -- as an engine, for a tick -------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> Any:
+        return self._source.events
+
+    @property
+    def state(self) -> str:
+        return self._state()
+
+    def snapshot(self) -> EngineSnapshot:
+        return replace(self.tally.snapshot, state=self.state)
+
+    def handles(self) -> dict[int, Any]:
+        return self._source.handles()
+
+    def decode_token(self, token_id: int) -> str:
+        return self._source.decode_token(token_id)
+
 
 class EngineSide(Side):
     """Takes an engine over: it is paused as long as it is compared, and goes on afterwards if it did before."""
 
     def __init__(self, engine: Any, letter: str, name: str, sentence: str, state: Callable[[], str]):
-        super().__init__(letter, name, sentence, state)
         self.engine = engine
         self._goes_on = engine.state == "running"
         engine.pause()
+        super().__init__(engine, letter, name, sentence, state)
         self._recorder = Recorder(engine)
         self._runs: list[ScenarioRun] = []
-        self._next_index = engine.events.next_index
         self.tally = Tally(engine.snapshot())
 
     @property
@@ -137,35 +161,6 @@ class EngineSide(Side):
                 self.look()
         return bool(output.scheduled)
 
-    def look(self) -> None:
-        """Count what has happened."""
-        snapshot = self.engine.snapshot()
-        events, self._next_index, _ = self.engine.events.since(self._next_index)
-        self.tally.add(snapshot, events)
-
-    # -- as an engine, for a tick -------------------------------------------------------------------------------------
-
-    @property
-    def info(self) -> Any:
-        return self.engine.info
-
-    @property
-    def events(self) -> Any:
-        return self.engine.events
-
-    @property
-    def state(self) -> str:
-        return self._state()
-
-    def snapshot(self) -> EngineSnapshot:
-        return replace(self.tally.snapshot, state=self.state)
-
-    def handles(self) -> dict[int, Any]:
-        return self.engine.handles()
-
-    def decode_token(self, token_id: int) -> str:
-        return self.engine.decode_token(token_id)
-
     def release(self) -> None:
         """Give the engine back as it was."""
         self._recorder.stop()
@@ -177,12 +172,9 @@ class RecordedSide(Side):
     """Plays a recording from its first step."""
 
     def __init__(self, recording: Recording, letter: str, name: str, sentence: str, state: Callable[[], str]):
-        super().__init__(letter, name, sentence, state)
+        super().__init__(recording.at(recording.first_step), letter, name, sentence, state)
         self.recording = recording
-        self._moment = recording.at(recording.first_step)
-        self._next_index = self._moment.events.next_index
-        self.info = recording.info
-        self.tally = Tally(self._moment.snapshot())
+        self.tally = Tally(self._source.snapshot())
 
     @property
     def has_work(self) -> bool:
@@ -192,27 +184,9 @@ class RecordedSide(Side):
         raise RuntimeError(f"side {self.letter} is a recording: it has its requests; press Run, or call run()")
 
     def advance(self) -> bool:
-        self._moment = self.recording.at(self.step + 1)
-        events, self._next_index, _ = self._moment.events.since(self._next_index)
-        self.tally.add(self._moment.snapshot(), events)
+        self._source = self.recording.at(self.step + 1)
+        self.look()
         return True
-
-    @property
-    def events(self) -> Any:
-        return self._moment.events
-
-    @property
-    def state(self) -> str:
-        return self._state()
-
-    def snapshot(self) -> EngineSnapshot:
-        return replace(self.tally.snapshot, state=self.state)
-
-    def handles(self) -> dict[int, Any]:
-        return self._moment.handles()
-
-    def decode_token(self, token_id: int) -> str:
-        return self.recording.decode_token(token_id)
 
     def release(self) -> None:
         """There is nothing to give back."""
