@@ -68,9 +68,7 @@ class Division(NamedTuple):
     cached: int  # written, without a reader: can be evicted
     reserved: int  # unwritten, set aside for a request by a reservation allocator
     internal: int  # unwritten, at the end of a block that was taken for a token
-    external: (
-        int  # what rounding added to a reservation, and what lies free in pieces too small for the head of the line
-    )
+    external: int  # what rounding added to a reservation; what lies free in pieces too small for the head of the line
     empty: int
     saved: int  # slots that sharing saves: read by more than one, counted for each reader after the first
 

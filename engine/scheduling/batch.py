@@ -30,9 +30,7 @@ class Batch:
     seq_lens: torch.Tensor  # int32 [R]; cache_lens + this step's tokens of the row
     slot_mapping: tuple[torch.Tensor, ...]  # G × int64 [T]; block_id * block_size + offset, where KV is written
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
-    logits_indices: (
-        torch.Tensor
-    )  # int64 [S]; of T, who gets logits: the last of each sampled row, prompt_spans, padding
+    logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: ends of sampled rows, prompt_spans, padding
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
     swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (block, host block) to copy before that
     swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (host block, block) to copy between the two
@@ -52,7 +50,7 @@ class Batch:
             token_ids.extend([PAD_TOKEN] * row.num_tokens)
             starts.append(row.start)
         cache_lens = np.frombuffer(starts, np.int32)  # [R]
-        query_lens = np.array([*plan.num_tokens, *(row.num_tokens for row in padding)], np.int32)  # [R]
+        query_lens = np.array(plan.num_tokens + [row.num_tokens for row in padding], np.int32)  # [R]
         query_start_loc = np.zeros(num_rows + 1, np.int32)
         np.cumsum(query_lens, out=query_start_loc[1:])
         row_of = np.repeat(np.arange(num_rows), query_lens)  # [T]
@@ -66,9 +64,9 @@ class Batch:
             wanted = np.concatenate([wanted, query_start_loc[1:][sampled].astype(np.int64) - 1])
 
         tables, slots = [], []
-        widest = max((-(-(row.start + row.num_tokens) // block_size) for row in padding), default=0)
+        widest = max([-(-(row.start + row.num_tokens) // block_size) for row in padding], default=0)
         for group in range(num_groups):
-            width = max(widest, *(len(seq.block_tables[group]) for seq in rows), 0)
+            width = max([widest, *[len(seq.block_tables[group]) for seq in rows]])
             padded = bytearray().join(seq.block_tables[group].tobytes().ljust(4 * width, b"\0") for seq in rows)
             padded += bytes(4 * width * len(padding))  # the null block
             table = np.frombuffer(padded, np.int32).reshape(num_rows, width)
