@@ -157,7 +157,7 @@ class Comparison(Display):
 
     def resume(self) -> None:
         """Go on in the background until nothing is left to do."""
-        self._play(None, None)
+        self._play()
 
     def pause(self) -> None:
         """Stop after the turn that runs now."""
@@ -244,8 +244,8 @@ class Comparison(Display):
         self._history.append(tuple(side.step for side in self.sides))
         self._turns += 1
 
-    def _play(self, turns: int | None, until: EventKind | None) -> None:
-        """Make turns on a thread of their own: so many, or until an event of a kind, or until there is nothing to do."""
+    def _play(self, turns: int | None = None, until: frozenset[EventKind] = frozenset()) -> None:
+        """Make turns on a thread of their own: so many, or until an event of these kinds, or until there is nothing to do."""
         self._require_open()
         if self._wanted.is_set():
             return
@@ -257,17 +257,17 @@ class Comparison(Display):
         self._player = threading.Thread(target=self._run, args=(turns, until), name=name, daemon=True)
         self._player.start()
 
-    def _run(self, turns: int | None, until: EventKind | None) -> None:
+    def _run(self, turns: int | None, until: frozenset[EventKind]) -> None:
         try:
             seen = [side.events.next_index for side in self.sides]
             for done in itertools.count(1):
                 begun = time.monotonic()
                 if not self._turn() or done == turns:
                     break
-                if until is not None:
+                if until:
                     news = [side.events.since(index) for side, index in zip(self.sides, seen, strict=True)]
                     seen = [next_index for _, next_index, _ in news]
-                    if any(event.kind is until for events, _, _ in news for event in events):
+                    if any(event.kind in until for events, _, _ in news for event in events):
                         break
                 rest = 0.0 if self.speed is None else 1 / self.speed - (time.monotonic() - begun)
                 if not self._sleep(rest):

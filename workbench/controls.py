@@ -1,9 +1,4 @@
-"""The submit form, and what every button, key and form of the page does.
-
-The page sends `[kind, value]` messages (see `bus`); `Commands.run` is the one place that obeys them. It runs on the
-thread that owns the documents, calls the same public methods that a notebook cell can call, and turns an error into a
-sentence under the form instead of a traceback nobody sees.
-"""
+"""The submit form, and what the buttons, keys and forms of a workbench's page do beside what all pages do (`page_commands`)."""
 
 from __future__ import annotations
 
@@ -12,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from .arrivals import MIXES, SHAPES
 from .markup import esc, panel_head, plural
+from .page_commands import PageCommands, sentence_of
 from .scenarios import SCENARIOS, ScenarioRun
 from .selection import TABS
 from .time_commands import TimeCommands
-from .views.base import Selection
+from .views.base import ENDED
 from .views.event_log import FILTERS
 
 if TYPE_CHECKING:
@@ -100,44 +96,26 @@ def read_form(values: dict[str, str]) -> tuple[str, dict[str, Any]]:
     return prompt, options
 
 
-class Commands:
-    """Obeys the page's messages for one workbench."""
+class Commands(PageCommands):
+    """Obeys the messages of one workbench's page, with the same public methods that a notebook cell can call."""
+
+    kinds = PageCommands.kinds | {
+        "tab", "filter", "sample", "token", "submit", "traffic", "rate", "goto", "until", "speed",
+    }  # fmt: skip
 
     def __init__(self, workbench: Workbench):
+        super().__init__(workbench.choices)
         self._wb = workbench
-        self._choices = workbench.choices
         self._time = TimeCommands(workbench)
-
-    def run(self, kind: str, *values: Any) -> None:
-        """Do what one message asks; unknown messages are ignored, errors are told under the form."""
-        act = getattr(self, f"_{kind}", None) if kind in _KINDS else None
-        if act is None:
-            return
-        try:
-            act(*values)
-        except Exception as error:  # whatever a method refuses is for the person at the screen
-            self._choices.note = ("warn", sentence_of(error))
-
-    # -- messages -----------------------------------------------------------------------------------------------------
-
-    def _do(self, what: str) -> None:
-        act = {
-            **self._time.acts,
-            "clear": lambda: self._wb.select(None),
-            "previous": lambda: self._move(-1),
-            "next": lambda: self._move(1),
-            "tables": lambda: self._flip("all_tables"),
-            "room": lambda: self._flip("room"),
-            "theme": self._theme,
-            "trace": lambda: self._flip("trace_open"),
+        self.acts |= self._time.acts | {
             "reset": self._reset,
-            "stop_traffic": self._wb.stop_traffic,
+            "stop_traffic": workbench.stop_traffic,
             "idea_next": lambda: self._workshop("next"),
             "idea_previous": lambda: self._workshop("previous"),
-            "idea_end": lambda: self._wb.workshop(None),
-        }.get(what)
-        if act is not None:
-            act()
+            "idea_end": lambda: workbench.workshop(None),
+        }
+
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def _workshop(self, where: str) -> None:
         if self._wb.current_workshop is not None:
@@ -152,17 +130,9 @@ class Commands:
     def _speed(self, value: str) -> None:
         self._time.speed(value)
 
-    def _move(self, by: int) -> None:
+    def _requests(self) -> list[int]:
         shown = self._wb.player.source().snapshot()
-        live = [r.id for r in shown.requests if r.status not in ("finished", "cancelled", "failed")]
-        self._choices.move(list(dict.fromkeys(live)), by)
-
-    def _flip(self, name: str) -> None:
-        setattr(self._choices, name, not getattr(self._choices, name))
-
-    def _theme(self) -> None:
-        self._flip("dark")
-        self._choices.theme_chosen = True
+        return list(dict.fromkeys(r.id for r in shown.requests if r.status not in ENDED))
 
     def _reset(self) -> None:
         self._time.require_live()
@@ -177,9 +147,6 @@ class Commands:
         if name in TABS:
             self._choices.tab = name
 
-    def _table(self, view: str) -> None:
-        self._choices.tables ^= {view}
-
     def _filter(self, name: str) -> None:
         if name in FILTERS:
             self._choices.log_filter = name
@@ -190,17 +157,6 @@ class Commands:
 
     def _sample(self, index: float) -> None:
         self._choices.sample = max(0, int(index))
-
-    def _label(self, kind: str) -> None:
-        self._choices.label = kind
-
-    def _select(self, kind: str, number: float) -> None:
-        if kind in ("request", "block"):
-            self._choices.toggle(Selection(kind, int(number)))
-
-    def _hello(self, facts: dict[str, Any]) -> None:
-        if not self._choices.theme_chosen:
-            self._choices.dark = bool(facts.get("dark"))
 
     def _submit(self, values: dict[str, str]) -> None:
         self._time.require_live()
@@ -227,10 +183,6 @@ class Commands:
         self._wb.change_rate(float(value))
 
 
-_KINDS = frozenset({"do", "tab", "table", "filter", "sample", "token", "label", "select", "hello", "submit", "traffic", "rate",
-                    "goto", "until", "speed"})  # fmt: skip
-
-
 def _asked(run: ScenarioRun) -> str:
     """What became of a scenario so far."""
     first, last = run[0].request_id, run[-1].request_id
@@ -238,9 +190,3 @@ def _asked(run: ScenarioRun) -> str:
     if run.to_come:
         told += f" {plural(run.to_come, 'question')} more {'waits' if run.to_come == 1 else 'wait'} for the answer."
     return " ".join([told, *(f"{sentence_of(ValueError(refusal))}" for refusal in run.refusals[:1])])
-
-
-def sentence_of(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    text = text[0].upper() + text[1:] if text[0].isalpha() and " " in text.split("=")[0] else text
-    return text if text.endswith(".") else f"{text}."

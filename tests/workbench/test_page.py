@@ -11,7 +11,7 @@ from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from kvscope.workbench import stylesheet
 from kvscope.workbench.bus import JS
-from kvscope.workbench.controls import _KINDS
+from kvscope.workbench.controls import Commands
 from kvscope.workbench.layout import SETTLE_SECONDS, Screen
 from kvscope.workbench.selection import Choices
 from kvscope.workbench.story import HOLD_SECONDS, StoryLine
@@ -337,7 +337,7 @@ def test_everything_that_can_be_clicked_has_somebody_who_obeys():
     actions = set(re.findall(r'data-do="(\w+)"', html))
     assert {"toggle", "step", "clear", "tables", "room", "theme", "help", "reset"} <= actions
     sent = set(re.findall(r'send\("(\w+)"', JS))
-    assert sent - {"resync", "width", "period", "pace"} <= _KINDS  # "pace" is of a comparison alone
+    assert sent - {"resync", "width", "period", "pace"} <= Commands.kinds  # "pace" is of a comparison alone
 
 
 @pytest.mark.parametrize("running", [True, False])
