@@ -1,34 +1,33 @@
 """One view a file; each has sources, a root and `update(frame)`, and can stand alone in a cell. See base.py.
 
-`VIEWS` is the table of the drawn ones: a new view is a new file and one line here.
+`_CLASSES` is the table of the drawn ones: a new view is a new file, and one line here with its class.
 """
 
 from __future__ import annotations
 
 import importlib
 
-_HOMES = {
-    "block_map": ("block_map", "BlockMap"),
-    "block_tables": ("block_tables", "BlockTables"),
-    "throughput": ("throughput", "Throughput"),
-    "memory": ("memory", "KVUse"),
-    "timeline": ("timeline", "Timeline"),
-    "prefix_tree": ("prefix_tree", "PrefixTree"),
-    "pool_inset": ("pool_inset", "PoolInset"),
-    "eviction_queue": ("eviction_queue", "EvictionQueue"),
-    "ledger": ("ledger", "Ledger"),
-    "batch": ("batch", "Batch"),
-    "latency": ("latency", "Latency"),
-    "queue": ("queue", "Queue"),
-    "prefix_hits": ("prefix_hits", "PrefixHits"),
-    "host": ("host", "Host"),
+_CLASSES = {
+    "block_map": "BlockMap",
+    "block_tables": "BlockTables",
+    "throughput": "Throughput",
+    "memory": "KVUse",
+    "timeline": "Timeline",
+    "prefix_tree": "PrefixTree",
+    "pool_inset": "PoolInset",
+    "eviction_queue": "EvictionQueue",
+    "ledger": "Ledger",
+    "batch": "Batch",
+    "latency": "Latency",
+    "queue": "Queue",
+    "prefix_hits": "PrefixHits",
+    "host": "Host",
 }
 
 
 def view_class(name: str) -> type:
     """The class of a drawn view, imported on first use."""
-    module, class_name = _HOMES[name]
-    return getattr(importlib.import_module(f".{module}", __name__), class_name)
+    return getattr(importlib.import_module(f".{name}", __name__), _CLASSES[name])
 
 
-DRAWN = tuple(_HOMES)
+DRAWN = tuple(_CLASSES)
