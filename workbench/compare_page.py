@@ -52,11 +52,9 @@ def status(comparison: Comparison, error: tuple[str, str]) -> Status:
 
 
 class CompareScreen(Screen):
-    """`only` is not heeded: the views of a comparison are one page."""
+    """All views of a comparison on one page."""
 
-    def __init__(
-        self, choices: Choices, on_message: Callable[..., None], *, sides: Sequence[Any], only: str = "", **options: Any
-    ):
+    def __init__(self, choices: Choices, on_message: Callable[..., None], *, sides: Sequence[Any], **options: Any):
         self._sides = sides
         self._extra = InlineStyleSheet()
         super().__init__(choices, on_message, **options)

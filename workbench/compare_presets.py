@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 class Preset(NamedTuple):
     """`sides`: (title, sentence, engine options) of each."""
 
-    sentence: str
     shared: dict[str, Any]
     sides: tuple[tuple[str, str, dict[str, Any]], ...]
 
@@ -17,7 +16,6 @@ _POOL = {"num_blocks": 128}
 
 PRESETS: dict[str, Preset] = {
     "paged/contiguous": Preset(
-        "Memory as it is needed, against one piece for the longest answer.",
         {"num_blocks": 129, "max_model_len": 448, "watermark": 0.0},  # 128 blocks: a whole piece
         (
             ("Paged blocks", "Blocks are taken when a token needs one. Equal prefixes are shared.", {}),
@@ -29,7 +27,6 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "static/continuous": Preset(
-        "A batch that ends with its longest request, against seats that are filled at once.",
         {**_POOL, "max_num_seqs": 4},
         (
             ("Static batching", "Nobody joins a batch before all of it have ended.", {"scheduling_policy": "static"}),
@@ -37,23 +34,20 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "cache/no-cache": Preset(
-        "Prompts that begin alike, with a prefix cache and without.",
-        {**_POOL},
+        _POOL,
         (
             ("Prefix cache", "The common start of prompts is computed once.", {}),
             ("No cache", "Every prompt is computed from its first token.", {"enable_prefix_caching": False}),
         ),
     ),
     "hash/radix": Preset(
-        "Two ways to find a common start: by full blocks, or to the token.",
-        {**_POOL},
+        _POOL,
         (
             ("Hash chain", "Finds full blocks by a hash over their tokens and the block before.", {}),
             ("Radix tree", "Finds the common start to the token; a hit may end inside a block.", {"prefix_cache": "radix"}),
         ),
     ),
     "block-sizes": Preset(
-        "The same memory in small blocks and in large ones.",
         {},
         (
             ("Blocks of 8 tokens", "Little is left unwritten at the end of a request.", {"block_size": 8, "num_blocks": 257}),
@@ -62,8 +56,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "dtypes": Preset(
-        "Weights and KV in 32 bits and in 16.",
-        {**_POOL},
+        _POOL,
         (
             ("float32", "Exact; a block takes twice the bytes.", {"dtype": "float32"}),
             ("bfloat16", "Half the bytes, and half the memory to read in each step.", {"dtype": "bfloat16"}),

@@ -303,9 +303,11 @@ class Comparison(Display):
 
     # -- what it shows ------------------------------------------------------------------------------------------------
 
-    def _make_screen(self, on_message: Callable[..., None], **options: Any) -> Any:
+    def _make_screen(self, on_message: Callable[..., None], *, only: str = "", **options: Any) -> Any:
         from .compare_page import CompareScreen
 
+        if only:
+            raise ValueError(f"show({only!r}): the views of a comparison are one page; call show()")
         return CompareScreen(self.choices, on_message, sides=self.sides, **options)
 
     def _tick_now(self) -> Any:

@@ -262,3 +262,5 @@ def test_the_page_obeys(folder):
         obey("until", "finish")
         cmp._wait(time.monotonic() + 60)
         assert max(side.tally.finished for side in cmp.sides) == 3
+        with pytest.raises(ValueError, match=r"^show\('timeline'\): the views of a comparison are one page"):
+            cmp._make_screen(print, only="timeline")
