@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from kvscope.engine.events import Cause, Event, EventKind, EventLog
 from kvscope.engine.snapshot import NOT_CACHED, ROOT, BlockState, EngineSnapshot, RequestState
-from kvscope.workbench.theme import OwnerSlots
+from kvscope.workbench.theme import DARK, OwnerSlots
 from kvscope.workbench.views.base import Frame, Selection
 
 SECONDS_A_STEP = 0.05
@@ -399,6 +399,33 @@ class FakeSource:
 
     def frames(self, count: int):
         return (self.frame() for _ in range(count))
+
+
+def seconds_of(view, line, each=lambda: None) -> tuple[list[int], Frame, FakeSource]:
+    """Bytes that a running engine's view sends in each of 22 seconds, ten steps a second; the last frame, and its source.
+    `each` is called after every step."""
+    source, sizes = FakeSource(state="running"), []
+    for i in range(220):
+        frame = source.frame()
+        view.update(Frame(frame.snapshot, frame.events, now=i / 10, slots=frame.slots))
+        each()
+        sizes.append(line.size())
+    return np.add.reduceat(sizes, np.arange(0, 220, 10)).tolist(), frame, source
+
+
+def read_twice(view, frame: Frame, source: FakeSource, told) -> tuple:
+    """What `told()` says in another theme, and again after `view` has got all events at once, from the start on."""
+    view.restyle(DARK)
+    view.update(Frame(frame.snapshot, (), now=50.0, slots=frame.slots))
+    said = told()
+    view.reset()
+    view.update(Frame(frame.snapshot, source.engine.events.since(0)[0], now=100.0, slots=frame.slots))
+    return said, told()
+
+
+def frame_of(core, selection: Selection | None = None) -> Frame:
+    """All that a paused engine has done, as one frame."""
+    return Frame(core.snapshot("paused"), core.events.since(0)[0], 0, selection, None, 1.0, OwnerSlots())
 
 
 def all_events(steps: int = 290) -> list[Event]:

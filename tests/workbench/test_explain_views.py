@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from fake_frames import FakeEngine, FakeSource
+from fake_frames import FakeSource, frame_of, read_twice, seconds_of
 from fake_model import greedy, make_core, run
 from kvscope.engine.outputs import RequestMetrics, RequestOutput
 from kvscope.engine.snapshot import ALONE, ROOT, BlockState
-from kvscope.workbench.theme import DARK, OwnerSlots
+from kvscope.workbench.theme import OwnerSlots
 from kvscope.workbench.views.base import Frame, Selection
 from kvscope.workbench.views.block_map import BlockMap
 from kvscope.workbench.views.eviction_queue import EvictionQueue
@@ -15,10 +15,6 @@ from kvscope.workbench.views.prefix_tree import PrefixTree
 from kvscope.workbench.views.requests import Requests
 
 A, B = [1] * 8, [2] * 4
-
-
-def frame_of(core, selection=None):
-    return Frame(core.snapshot("paused"), core.events.since(0)[0], 0, selection, None, 1.0, OwnerSlots())
 
 
 def served(*prompts, **options):
@@ -196,20 +192,15 @@ def test_a_large_host_pool_shows_several_blocks_in_a_square():
 
 @pytest.mark.parametrize("kind", [PrefixTree, EvictionQueue])
 def test_a_second_costs_little_and_time_may_go_back(kind, wire):
-    view, source = kind(), FakeSource(FakeEngine(), state="running")
-    line, sizes = wire(view), []
-    for i in range(220):
-        frame = source.frame()
-        view.update(Frame(frame.snapshot, frame.events, now=i / 10, slots=frame.slots))
+    view = kind()
+    line = wire(view)
+
+    def once_a_source():
         changed = line.sources_changed()
         assert len(changed) == len(set(changed)), "at most one change a source and tick"
-        sizes.append(line.size())
-    seconds = np.add.reduceat(sizes, np.arange(0, 220, 10))
+
+    seconds, frame, source = seconds_of(view, line, once_a_source)
     assert np.mean(seconds) < 6000, seconds
-    view.restyle(DARK)
-    view.update(Frame(frame.snapshot, (), now=50.0, slots=frame.slots))
-    said = view.table(), labels(view)
-    view.reset()
-    view.update(Frame(frame.snapshot, source.engine.events.since(0)[0], now=100.0, slots=frame.slots))
-    assert (view.table(), labels(view)) == said
+    said, again = read_twice(view, frame, source, lambda: (view.table(), labels(view)))
+    assert again == said
     assert kind().empty and kind().summary() and kind().table()[1] == []

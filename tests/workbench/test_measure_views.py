@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_frames import FakeEngine, FakeSource
+from fake_frames import FakeSource, frame_of, read_twice, seconds_of
 from fake_model import greedy, make_core, run
 from kvscope.engine import SamplingParams
 from kvscope.engine.events import Event, EventKind
 from kvscope.workbench.machine import Machine, find_nvml
-from kvscope.workbench.theme import DARK, LIGHT, OwnerSlots
+from kvscope.workbench.theme import LIGHT
 from kvscope.workbench.views.base import Frame, Selection
 from kvscope.workbench.views.batch import Batch
 from kvscope.workbench.views.dot_strip import MOST_DOTS, Dot, DotStrip, _stacked
@@ -19,10 +19,6 @@ from kvscope.workbench.views.latency import Latency, percentiles
 from kvscope.workbench.views.ledger import Ledger
 from kvscope.workbench.views.prefix_hits import PrefixHits
 from kvscope.workbench.views.queue import Queue
-
-
-def frame_of(core, selection=None):
-    return Frame(core.snapshot("paused"), core.events.since(0)[0], 0, selection, None, 1.0, OwnerSlots())
 
 
 def slots_of(view):
@@ -244,7 +240,8 @@ def test_the_machine_is_read_once_a_second_with_its_gpus():
     assert bars["GPU 0 clocks"] == "2,040 MHz, memory 6,251 MHz" and bars["GPU 1 heat"] == "64 °C"
     assert view.summary() == "Read once a second. NVIDIA L4, NVIDIA H200."
     assert (
-        "One step: <b>200 ms</b>, of which scheduler 1.0 ms." in view.root.text and "%</b> of one core" in view.root.text
+        "One step: <b>200 ms</b>, of which scheduler 1.0 ms." in view.root.text
+        and "%</b> of one core" in view.root.text
     )
     view.update(machine_frame(0.5))
     assert view._sample is first
@@ -281,19 +278,10 @@ def test_whatever_is_missing_of_nvml_is_no_error(monkeypatch, found):
 
 @pytest.mark.parametrize("kind", [Ledger, Latency, Batch, Queue, PrefixHits, Host])
 def test_a_second_costs_little_and_time_may_go_back(kind, wire):
-    view, source = kind(), FakeSource(FakeEngine(), state="running")
-    line, sizes = wire(view), []
-    for i in range(220):
-        frame = source.frame()
-        view.update(Frame(frame.snapshot, frame.events, now=i / 10, slots=frame.slots))
-        sizes.append(line.size())
-    seconds = np.add.reduceat(sizes, np.arange(0, 220, 10))
+    view = kind()
+    seconds, frame, source = seconds_of(view, wire(view))
     assert np.mean(seconds) < 6000 and max(seconds[1:]) < 10_000, seconds
-    view.restyle(DARK)
-    view.update(Frame(frame.snapshot, (), now=50.0, slots=frame.slots))
-    said = view.table()
-    view.reset()
-    view.update(Frame(frame.snapshot, source.engine.events.since(0)[0], now=100.0, slots=frame.slots))
+    said, again = read_twice(view, frame, source, view.table)
     if kind is not Host:
-        assert view.table() == said, "all events at once say what was said step by step"
+        assert again == said, "all events at once say what was said step by step"
     assert kind().summary() and isinstance(kind().table()[1], list)
