@@ -26,6 +26,7 @@ from .compare_presets import PRESETS
 from .compare_side import PACES, SideSlots, readable, side_of, workload_of
 from .compare_tally import NOW, SO_FAR
 from .display import Display
+from .player import require_count
 from .selection import Choices
 from .tables import as_table
 from .theme import OwnerSlots
@@ -145,8 +146,7 @@ class Comparison(Display):
 
     def step(self, n: int = 1) -> int:
         """`n` turns; the number of the newest. Raises RuntimeError while it runs by itself."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n={n!r}: must be a number of turns, at least 1")
+        require_count(n, "turns")
         if self.state == "running":
             raise RuntimeError("step() needs a paused comparison, and this one is running; call pause() first")
         self._require_open()
@@ -168,6 +168,7 @@ class Comparison(Display):
 
     def back(self, n: int = 1) -> int:
         """Look `n` turns back, as far as the engines' recordings reach; the turn that is looked at."""
+        require_count(n, "turns")
         self.goto((self.turn if self._at is None else self._at) - n)
         return self.turn if self._at is None else self._at
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from kvscope.engine.breakpoint import NAMES
+from kvscope.engine.config import is_integer
 from kvscope.engine.events import EventKind
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ class Player:
 
     def back(self, n: int = 1) -> int:
         """`n` steps back from where one looks, at most to the first that is recorded."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n={n!r}: must be a number of steps, at least 1")
+        require_count(n, "steps")
         with self._lock:
             recording = self._require()
             here = recording.last_step if self._at is None else self._at
@@ -181,3 +181,9 @@ class Player:
         if recording is None or recording.last_step < recording.first_step:
             raise ValueError("nothing has been recorded yet; run a step first")
         return recording
+
+
+def require_count(n: Any, of: str) -> None:
+    """Raise ValueError where `n` is no number of steps or turns to go."""
+    if not is_integer(n) or n < 1:
+        raise ValueError(f"n={n!r}: must be a number of {of}, at least 1")

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
+from kvscope.engine.config import is_integer
+
 from .arrivals import MIXES, SHAPES, Arrival, drawn, read_trace
 from .asking import ask, params_of
 from .markup import plural
@@ -58,11 +60,11 @@ class Traffic:
     ):
         _one_of("shape", shape, SHAPES)
         _one_of("mix", mix, MIXES)
-        _require(_whole(max_tokens) and max_tokens >= 1, "max_tokens", max_tokens, "a whole number of at least 1")
+        _require(is_integer(max_tokens) and max_tokens >= 1, "max_tokens", max_tokens, "a whole number of at least 1")
         _require(_real(burstiness) and 0.01 <= burstiness <= 100, "burstiness", burstiness, "from 0.01 to 100")
         _require(_real(ramp_seconds) and ramp_seconds > 0, "ramp_seconds", ramp_seconds, "more than 0")
-        _require(limit is None or (_whole(limit) and limit >= 1), "limit", limit, "at least 1, or None")
-        _require(_whole(seed), "seed", seed, "a whole number")
+        _require(limit is None or (is_integer(limit) and limit >= 1), "limit", limit, "at least 1, or None")
+        _require(is_integer(seed), "seed", seed, "a whole number")
         self.shape, self.mix, self.seed = ("replay", str(trace), seed) if trace is not None else (shape, mix, seed)
         self.rate = rate if rate is not None else 1.0 if trace is not None else 2.0
         self.asked = self.refused = self.finished = 0
@@ -171,10 +173,6 @@ class Traffic:
 
 def _per_second(rate: float) -> str:
     return f"{rate:g} request a second" if rate == 1 else f"{rate:g} requests a second"
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _real(value: Any) -> bool:

@@ -25,7 +25,7 @@ from .controls import Commands
 from .display import Display
 from .feeder import Feeder
 from .layout import Screen
-from .player import Player
+from .player import Player, require_count
 from .recorder import Recorder, Recording, Replay
 from .scenarios import Scenario, ScenarioRun, scenario
 from .selection import Choices, parse
@@ -142,8 +142,7 @@ class Workbench(Display):
 
     def step(self, n: int = 1) -> list[Any]:
         """Run `n` steps of a paused engine; their StepOutputs. Raises while it is running."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n={n!r}: must be a number of steps, at least 1")
+        require_count(n, "steps")
         return [self.engine.step() for _ in range(n)]
 
     def run_until(

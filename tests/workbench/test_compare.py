@@ -88,6 +88,9 @@ def test_one_looks_back_and_goes_on_from_the_newest_turn(folder):
         cmp.submit([Job([3, 4, 5], 12)])
         cmp.step(6)
         steps = cmp.steps_at(6)
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(ValueError, match=f"n={wrong}: must be a number of turns, at least 1"):
+                cmp.back(wrong)
         assert cmp.back(2) == 4 and cmp.looking_at == 4
         tick = cmp._tick_now()
         assert [t.snapshot.step for t in tick.sides] == list(cmp.steps_at(4)) != list(steps)
