@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .config import is_integer
 from .events import Event, EventKind
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def breakpoint_at(kind: str | None = None, *, request: int | None = None, step: 
     if step is not None:
         if kind is not None or request is not None:
             raise ValueError(f"step={step!r} with {kind or f'request={request}'}: name a step or an event, not both")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        if not is_integer(step) or step < 1:
             raise ValueError(f"step={step!r}: must be the number of a step, at least 1")
         return Breakpoint(f"step {step:,} was reached", step=step)
-    if request is not None and (not isinstance(request, int) or isinstance(request, bool) or request < 1):
+    if request is not None and (not is_integer(request) or request < 1):
         raise ValueError(f"request={request!r}: must be the number of a request, at least 1")
     if kind is None:
         if request is None:
@@ -91,8 +92,8 @@ class Armed:
 
     def __init__(self, goal: Breakpoint, core: EngineCore, max_steps: int):
         """Raises RuntimeError or ValueError with a sentence where `goal` cannot be reached any more."""
-        if max_steps < 1:
-            raise ValueError(f"max_steps={max_steps!r}: must be at least 1")
+        if not is_integer(max_steps) or max_steps < 1:
+            raise ValueError(f"max_steps={max_steps!r}: must be at least 1, and an integer")
         now = core.journal.step
         if goal.step is not None and goal.step <= now:
             raise ValueError(f"step={goal.step}: the engine is at step {now} already; it only runs forwards")

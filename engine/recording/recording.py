@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import is_integer
 from ..events import Event, EventKind
 from ..info import EngineFacts
 from ..outputs import RequestOutput
@@ -164,7 +165,7 @@ class Recording:
 
     def moment_at(self, step: int) -> int:
         """The number of the last moment of this step."""
-        if not isinstance(step, int | np.integer) or isinstance(step, bool):
+        if not is_integer(step):
             raise ValueError(f"step={step!r}: must be the number of a step")
         if not self.first_step <= step <= self.last_step:
             raise ValueError(f"step={step}: recorded are steps {self.first_step} to {self.last_step}")

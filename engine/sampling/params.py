@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..config import is_integer
 from .structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -157,8 +158,7 @@ def _integer(field: str, value: Any, least: int | None, limit: str) -> int | Non
     """A plain int, numpy's accepted, True and 2.0 not; None where the field may be None."""
     if value is None and limit.endswith("None"):
         return None
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    _require(whole and (least is None or int(value) >= least), field, value, limit)
+    _require(is_integer(value) and (least is None or int(value) >= least), field, value, limit)
     return int(value)
 
 
@@ -187,7 +187,7 @@ def _token_ids(field: str, ids: Any) -> tuple[int, ...]:
 
 
 def _is_token_id(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
+    return is_integer(value) and int(value) >= 0
 
 
 def _biases(biases: Any) -> dict[int, float] | None:

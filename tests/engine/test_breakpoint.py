@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 from kvscope.engine import Engine, EngineClosed, EventKind, SamplingParams
 from kvscope.engine.breakpoint import NAMES, breakpoint_at
@@ -48,7 +49,7 @@ def test_it_pauses_after_the_very_step_of_an_event(engine, name, kind):
 def test_a_step_a_request_and_its_end(engine):
     first, second = engine.submit("hello", LONG), engine.submit("hello", LONG)
     assert engine.run_until(request=second.request_id).kind is EventKind.ADMITTED
-    event = engine.run_until(step=20)
+    event = engine.run_until(step=np.int32(20))  # as a recording's series has them
     assert (event.kind, event.step, engine.snapshot().step) == (EventKind.STEP, 20, 20)
     event = engine.run_until("finish", request=first.request_id)
     assert event.request_id == first.request_id and first.status == "finished"
@@ -82,6 +83,7 @@ def test_a_cancel_ends_the_wait_for_an_end(engine):
         ({"request": 77}, "request=77: no such request lives"),
         ({"step": 1}, "step=1: the engine is at step 2 already"),
         ({"step": 99, "max_steps": 0}, "max_steps=0: must be at least 1"),
+        ({"step": 99, "max_steps": "7"}, "max_steps='7': must be at least 1, and an integer"),
     ],
 )
 def test_what_is_no_breakpoint_is_refused(engine, options, sentence):
