@@ -33,7 +33,7 @@ MOST_LAYERS = 1_000  # a config that states more is damaged, or means to fill th
 def load_model(
     files: ModelFiles, *, dtype: torch.dtype, device: torch.device | str, kernels: Ops, quantization: str | None = None
 ) -> Model:
-    """The model in `files.folder`, with weights in `dtype` or quantized (see `ops.pack_linear`), packed for `kernels`.
+    """The model in `files.folder`, its weights on `device` in `dtype` or quantized (`ops.pack_linear`), packed for `kernels`.
 
     Raises ValueError with a sentence that names the file, parameter or option that stands in the way.
     """
