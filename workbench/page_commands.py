@@ -22,7 +22,7 @@ class PageCommands:
     def __init__(self, choices: Choices):
         self._choices = choices
         self.acts: dict[str, Callable[[], object]] = {
-            "clear": lambda: choices.toggle(choices.selection),
+            "clear": lambda: choices.select(None),
             "previous": lambda: choices.move(self._requests(), -1),
             "next": lambda: choices.move(self._requests(), 1),
             "tables": lambda: self._flip("all_tables"),

@@ -50,6 +50,9 @@ class Choices:
     note: tuple[str, str] = ("", "")  # ("ok" | "warn", sentence) under the submit form
     trace_open: bool = False
 
+    def select(self, selection: Selection | None) -> None:
+        self.selection, self.sample = selection, 0
+
     def toggle(self, selection: Selection | None) -> None:
         """Select, or drop the selection when it is chosen again."""
         same = (
@@ -57,8 +60,7 @@ class Choices:
             and self.selection is not None
             and (selection.kind, selection.id) == (self.selection.kind, self.selection.id)
         )
-        self.selection = None if same else selection
-        self.sample = 0
+        self.select(None if same else selection)
 
     def move(self, request_ids: Sequence[int], by: int) -> None:
         """Previous or next request, around the ends; the first (or last) one when no request is selected."""
@@ -68,8 +70,7 @@ class Choices:
             place = (request_ids.index(self.selection.id) + by) % len(request_ids)
         else:
             place = 0 if by > 0 else -1
-        self.selection = Selection("request", request_ids[place])
-        self.sample = 0
+        self.select(Selection("request", request_ids[place]))
 
     def shows_table(self, view: str) -> bool:
         return self.all_tables or view in self.tables

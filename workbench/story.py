@@ -79,7 +79,9 @@ class StoryLine:
 
     @property
     def consequence(self) -> str:
-        return self._told.consequence if self._told else "Choose a scenario and press Submit, or play the recorded demo."
+        return (
+            self._told.consequence if self._told else "Choose a scenario and press Submit, or play the recorded demo."
+        )
 
     @property
     def others(self) -> int:

@@ -230,8 +230,7 @@ class Workbench(Display):
 
     def select(self, target: Selection | int | str | None = None, *, block: int | None = None) -> None:
         """Highlight one request (`select(3)`) or block (`select(block=41)`) in every view; `select(None)` clears."""
-        self.choices.selection = parse(target, block=block)
-        self.choices.sample = 0
+        self.choices.select(parse(target, block=block))
 
     def explain(self, request: Any = None) -> list[str]:
         """What happened so far, one sentence an entry, oldest first; given a request (its handle or number), only what
