@@ -93,30 +93,30 @@ class BeamRecord(SampleRecord):
     """One beam. It may be another text after every step, so its text is made when somebody looks, and comes as one piece at
     the end."""
 
-    __slots__ = ("make_text",)
+    __slots__ = ("make_text", "shows_end")
 
-    def __init__(self, index: int, make_text: Callable[[], SampleText] | None):
+    def __init__(self, index: int, make_text: Callable[[], SampleText] | None, shows_end: bool):
         super().__init__(index, None, wants_logprobs=False)
         self.make_text = make_text
+        self.shows_end = shows_end  # is the id that ends it part of the text?
 
     def show(self, token_ids: list[int], logprob: float) -> None:
         self.token_ids, self.cumulative_logprob = token_ids, logprob
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
         super().finish(reason, stop_reason)
-        self.pieces = [self.read(self.token_ids, reason == "stop")]
+        self.pieces = [self.read(self.token_ids, reason)]
 
     def output(self) -> CompletionOutput:
         output = super().output()
-        stopped = self.finish_reason == "stop"
-        return output if self.pieces else replace(output, text=self.read(output.token_ids, stopped))
+        return output if self.pieces else replace(output, text=self.read(output.token_ids, self.finish_reason))
 
-    def read(self, token_ids: list[int], stopped: bool) -> str:
-        """These tokens as text; `stopped`: the last one only says that it ends."""
+    def read(self, token_ids: list[int], reason: str | None) -> str:
+        """These tokens as text, with why they ended, None: not yet. Where it is "stop", the last one says so."""
         if self.make_text is None:
             return ""
-        text = self.make_text()
-        return "".join(text.push(token_id)[0] for token_id in token_ids[: len(token_ids) - stopped]) + text.finish()
+        text, shown = self.make_text(), len(token_ids) - (reason == "stop" and not self.shows_end)
+        return "".join(text.push(token_id)[0] for token_id in token_ids[:shown]) + text.finish()
 
 
 class RequestRecord:
@@ -137,7 +137,7 @@ class RequestRecord:
         self.priority = priority
         self.deadline = deadline  # seconds from its arrival
         self.samples: list[SampleRecord] = [
-            BeamRecord(i, partial(make_text, params) if make_text else None)
+            BeamRecord(i, partial(make_text, params) if make_text else None, params.include_stop_str_in_output)
             if isinstance(params, BeamSearchParams)
             else SampleRecord(i, make_text(params) if make_text else None, params.logprobs is not None)
             for i in range(params.n)

@@ -16,8 +16,8 @@ the lower beam, then the lower token id. The search is over when no beam can bec
 | "never" | the same; with a positive length penalty / max_tokens ** length_penalty, a bound | |
 | True | as False | there are k hypotheses |
 
-Definitions and results are those of transformers' `generate(num_beams=k, do_sample=False)`. Knows no blocks and no schedule;
-what forks and what is freed is carried out by `lifecycle`.
+Definitions and results are those of transformers' `generate(num_beams=k, do_sample=False)` with the model's logits divided by
+`temperature`. Knows no blocks and no schedule; what forks and what is freed is carried out by `lifecycle`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .params import MAX_SAMPLES, SamplingParams, _integer, _real, _require
 MAX_LENGTH_PENALTY = 40.0  # length ** penalty stays a float of any length that a model has
 # What it shares with sampling. Anything else would change the search, and is refused rather than ignored.
 _SHARED = (
-    "n", "max_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "detokenize", "skip_special_tokens",
-    "spaces_between_special_tokens",
+    "n", "temperature", "max_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "prompt_logprobs",
+    "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
 )  # fmt: skip
 
 
@@ -45,15 +45,19 @@ class BeamSearchParams(SamplingParams):
     """How one request is searched. The outputs are the `beam_width` best hypotheses, best first.
 
     beam_width          texts kept in every step, from 1 to 64
+    temperature         logits are divided by it before they become log-probabilities, those that come out included; 0 and 1
+                        leave them as they are. Nothing is drawn at any temperature
     length_penalty      a hypothesis is scored logprob / length ** length_penalty: above 0 favours long texts, below 0
                         short ones; from -40 to 40
     early_stopping      True | False | "never", as transformers defines them; see the module
 
-    max_tokens, ignore_eos, stop_token_ids, prompt_logprobs, detokenize, skip_special_tokens and
-    spaces_between_special_tokens as in `SamplingParams`; its other fields have no meaning here and are refused.
+    max_tokens, ignore_eos, stop_token_ids, include_stop_str_in_output (which shows the text of the id that ended a
+    hypothesis), prompt_logprobs, detokenize, skip_special_tokens and spaces_between_special_tokens as in `SamplingParams`;
+    its other fields have no meaning here and are refused.
     """
 
     beam_width: int
+    temperature: float = 0.0
     length_penalty: float = 1.0
     early_stopping: bool | str = False
 
@@ -71,8 +75,9 @@ class BeamSearchParams(SamplingParams):
             value = getattr(self, field.name)
             limit = "left out: beam search takes the likeliest texts as they are"
             _require(field.name in _SHARED or value == field.default, field.name, value, limit)
-        self._set("n", self.beam_width)
+        self._set("n", 1)  # that many samples at temperature 0 would be the same; beams are not
         super().__post_init__()
+        self._set("n", self.beam_width)
 
 
 class Continuation(NamedTuple):
@@ -99,6 +104,7 @@ class BeamSearch:
 
     def __init__(self, params: BeamSearchParams, max_tokens: int, eos_token_ids: frozenset[int]):
         self.width, self.length_penalty = params.beam_width, params.length_penalty
+        self.temperature = params.temperature or 1.0
         self.early_stopping = params.early_stopping
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(params.stop_token_ids)
@@ -114,12 +120,18 @@ class BeamSearch:
             raise FloatingPointError("the logits of the step are not finite (NaN or infinity)")
         vocab_size = logits.shape[1]
         so_far = torch.tensor(self.logprobs, dtype=torch.float32, device=logits.device)
-        scores = (torch.log_softmax(logits, dim=-1) + so_far[:, None]).flatten()  # [beams · vocab]
+        scores = (self._log_probabilities(logits) + so_far[:, None]).flatten()  # [beams · vocab]
         count = max(2, 1 + len(self.stop_token_ids | self.eos_token_ids)) * self.width
         edge = scores.topk(min(count, len(scores))).values[-1]
         places = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]  # ascending; equal scores all in
         best = sorted(zip(scores[places].tolist(), places.tolist(), strict=True), key=lambda c: (-c[0], c[1]))
         return [Continuation(place // vocab_size, place % vocab_size, logprob) for logprob, place in best[:count]]
+
+    def _log_probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Float32 [beams, vocab]. No temperature is so low that a quotient is not a number."""
+        if self.temperature != 1:
+            logits = ((logits - logits.amax(-1, keepdim=True)).double() / self.temperature).float()
+        return torch.log_softmax(logits, dim=-1)
 
     def advance(self, ranked: Sequence[Continuation], outputs: Sequence[list[int]]) -> list[Continuation]:
         """Take the ranked continuations of beams with these outputs; the beams that go on, best first. Sets `done`."""

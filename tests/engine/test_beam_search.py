@@ -1,5 +1,6 @@
 """Beam search in the engine: what is shared, forked, copied, freed and told, on a model whose tokens depend on every page."""
 
+import dataclasses
 import math
 from array import array
 from types import SimpleNamespace
@@ -251,7 +252,9 @@ def test_the_strongest_length_penalty_still_scores_a_text_of_a_million_tokens(pe
         ({"beam_width": 2, "length_penalty": -41}, "length_penalty=-41: must be a number from -40 to 40"),
         ({"beam_width": 2, "early_stopping": "always"}, "early_stopping='always': must be True, False or 'never'"),
         ({"beam_width": 2, "n": 3}, "n=3: must be left out"),
-        ({"beam_width": 2, "temperature": 0.5}, "temperature=0.5: must be left out"),
+        ({"beam_width": 2, "temperature": -0.5}, "temperature=-0.5: must be 0 or more"),
+        ({"beam_width": 2, "temperature": float("inf")}, "temperature=inf: must be 0 or more"),
+        ({"beam_width": 2, "top_k": 5}, "top_k=5: must be left out"),
         ({"beam_width": 2, "stop": ["a"]}, r"stop=\['a'\]: must be left out"),
         ({"beam_width": 2, "logprobs": 3}, "logprobs=3: must be left out"),
     ],
@@ -259,6 +262,14 @@ def test_the_strongest_length_penalty_still_scores_a_text_of_a_million_tokens(pe
 def test_params_are_refused(options, limit):
     with pytest.raises(ValueError, match=limit):
         BeamSearchParams(**options)
+
+
+def test_defaults_are_vllms_and_a_copy_keeps_its_width():
+    params = BeamSearchParams(beam_width=3)
+    assert (params.temperature, params.length_penalty, params.ignore_eos) == (0.0, 1.0, False)
+    assert not params.include_stop_str_in_output
+    changed = dataclasses.replace(params, temperature=0.7)
+    assert (changed.n, changed.beam_width, changed.temperature) == (3, 3, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +335,15 @@ def test_a_handle_shows_the_beams_and_then_the_hypotheses(make_engine):
     assert "".join(handle) == output.outputs[0].text
     shown = [sample.token_ids[: -1 if sample.finish_reason == "stop" else None] for sample in output.outputs]
     assert [sample.text for sample in output.outputs] == [engine.tokenizer.decode(ids) for ids in shown]
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "AB"), (True, "ABC")])
+def test_the_id_that_ends_a_hypothesis_shows_only_when_asked(make_scripted, include, text):
+    engine, _ = make_scripted([*b"ABCD"])
+    params = BeamSearchParams(beam_width=1, max_tokens=4, stop_token_ids=[67], include_stop_str_in_output=include)
+    (output,) = engine.generate([1], params)
+    (best,) = output.outputs
+    assert (best.text, best.token_ids, best.finish_reason) == (text, [*b"ABC"], "stop")
 
 
 def test_a_cancelled_search_keeps_its_beams(engine):

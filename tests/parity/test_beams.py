@@ -1,6 +1,8 @@
 """Beam search equals transformers' in ids and scores, whatever becomes of the blocks, and exhaustive search where that is
 possible."""
 
+import copy
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -63,14 +65,22 @@ def hypotheses(core, request_id):
     return [(i, c.cumulative_logprob / len(i) ** penalty) for i, c in zip(ids, request.children, strict=True)]
 
 
+@functools.cache
+def at_temperature(folder, temperature):
+    """The transformers model whose logits are divided by the temperature: its head has a weight of its own that is."""
+    model = copy.deepcopy(tiny.reference_model(folder))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight / temperature)
+    return model
+
+
 _known = {}
 
 
-def theirs(folder, prompt, width, penalty, stopping, ends):
-    key = (folder, tuple(prompt), width, penalty, stopping, tuple(ends))
+def theirs(folder, prompt, width, penalty, stopping, ends, temperature=1.0):
+    key = (folder, tuple(prompt), width, penalty, stopping, tuple(ends), temperature)
     if key not in _known:
         with torch.inference_mode():
-            found = tiny.reference_model(folder).generate(
+            found = at_temperature(folder, temperature).generate(
                 torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
                 num_beams=width, num_return_sequences=width, length_penalty=penalty, early_stopping=stopping,
                 max_new_tokens=NEW_TOKENS, pad_token_id=0, eos_token_id=list(ends) or None,
@@ -105,9 +115,26 @@ def test_ids_and_scores_are_those_of_transformers(loaded, folder, penalty, stopp
     assert len(lengths) > 1 or (penalty, stopping) == (2.0, "never"), "ends really occur"
 
 
-def test_width_1_is_greedy(loaded, folder):
+def test_a_temperature_divides_the_logits_of_transformers(loaded, folder):
+    """Batch mates at different temperatures; 0 is as 1, and others find other texts or other scores."""
+    core = make_core(*loaded, ENDS, num_blocks=600)
+    temperatures = (0.0, 1.0, 0.5, 0.8, 1.7, 3.0)
+    wanted = [(PROMPT, 4, 1.0, False), (MATES[1], 3, 0.0, "never"), (MATES[0], 5, 2.0, True)]
+    ids = {}
+    for temperature, (prompt, *options) in itertools.product(temperatures, wanted):
+        request_id = core.add_request(prompt, search(*options, temperature=temperature))
+        ids[request_id] = (prompt, *options, ENDS, temperature or 1.0)
+    run(core)
+    for request_id, options in ids.items():
+        assert_same(hypotheses(core, request_id), theirs(folder, *options))
+    texts = {tuple(tuple(text) for text, _ in hypotheses(core, i)) for i in ids if ids[i][0] is PROMPT}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_width_1_is_greedy(loaded, folder, temperature):
     core = make_core(*loaded, [])
-    request_id = core.add_request(PROMPT, search(1))
+    request_id = core.add_request(PROMPT, search(1, temperature=temperature))
     run(core)
     assert core.get(request_id).children[0].output_token_ids == tiny.oracle(folder, PROMPT, NEW_TOKENS)
 
@@ -192,14 +219,14 @@ def test_a_beam_for_every_text_is_exhaustive_search(penalty, max_tokens):
         assert [score for _, score in ours] == pytest.approx([score for _, score in best], abs=1e-5)
 
 
-def slow_beam_search(width, penalty, stopping, max_tokens):
+def slow_beam_search(width, penalty, stopping, max_tokens, temperature):
     """The definition, in plain Python."""
     texts, kept = [((), 0.0)], []
     for length in itertools.count(1):
         steps = [
             ((*text, token), so_far + logprob)
             for text, so_far in texts
-            for token, logprob in enumerate(torch.log_softmax(logits_of(text), -1).tolist())
+            for token, logprob in enumerate(torch.log_softmax(logits_of(text) / temperature, -1).tolist())
         ]
         steps = sorted(steps, key=lambda step: -step[1])[: 2 * width]
         ended = [s for s in steps[:width] if s[0][-1] == END or length == max_tokens]
@@ -214,9 +241,9 @@ def slow_beam_search(width, penalty, stopping, max_tokens):
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_narrow_searches_follow_the_definition(penalty, stopping):
-    for width, max_tokens in itertools.product((1, 2, 3, 5), (1, 4, 12)):
-        ours = beam_search(search(width, penalty, stopping), max_tokens)
-        expected = slow_beam_search(width, penalty, stopping, max_tokens)
+    for width, max_tokens, temperature in itertools.product((1, 2, 3, 5), (1, 4, 12), (1.0, 0.4, 2.5)):
+        ours = beam_search(search(width, penalty, stopping, temperature=temperature), max_tokens)
+        expected = slow_beam_search(width, penalty, stopping, max_tokens, temperature)
         assert [ids for ids, _ in ours] == [ids for ids, _ in expected]
         assert [score for _, score in ours] == pytest.approx([score for _, score in expected], abs=1e-4)
 
@@ -228,3 +255,16 @@ def test_equal_continuations_are_taken_in_order():
     beams.logprobs = [0.0, 0.0]
     ranked = beams.rank(torch.tensor([[0.0, -math.inf, -math.inf], [0.0, 0.0, -math.inf]]))
     assert [(step.beam, step.token_id) for step in ranked] == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_the_lowest_and_highest_temperatures_give_numbers():
+    """At the lowest all but the best are next to impossible, at the highest all are equally likely."""
+    logits = torch.tensor([[3.0, 1.0, 3.0, -math.inf]])
+    for lowest in (5e-324, 1e-46, 1e-30):
+        ranked = BeamSearch(search(2, temperature=lowest), 8, frozenset()).rank(logits)
+        assert [step.token_id for step in ranked[:2]] == [0, 2]
+        assert [step.logprob for step in ranked[:2]] == pytest.approx([-math.log(2)] * 2)
+        assert all(step.logprob < -1e20 for step in ranked[2:])
+    ranked = BeamSearch(search(2, temperature=1.7e308), 8, frozenset()).rank(logits)
+    assert [step.token_id for step in ranked] == [0, 1, 2]
+    assert [step.logprob for step in ranked] == pytest.approx([-math.log(3)] * 3)
