@@ -13,7 +13,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | a tap or a drag on the player's track | ["goto", step] |
 | data-send inside data-form | [its value or "submit", {field: text}] |
 | a slider with data-rate | ["rate", its value] |
-| keys | the same messages as the buttons |
+| keys | the same messages as the buttons; inside of lists and pools see `roving` |
 | page shown, or shown again | ["hello", {"dark": bool}] |
 | a tick was missed | ["resync"] |
 | painting takes long, or short again | ["period", seconds between ticks that leave the browser two thirds of its time] |
@@ -27,6 +27,7 @@ the same output is folded away; when the page has been stale for 15 s it is show
 
 from __future__ import annotations
 
+from .roving import JS as ROVING
 from .stylesheet import NARROW, WIDE
 
 STALE_SECONDS = 3
@@ -103,8 +104,8 @@ function attach(el) {
   };
   el.addEventListener("click", (event) => {
     click(event);
-    // What was clicked may be redrawn and lose the focus; the page itself keeps it, and with it the keys.
-    if (!event.composedPath()[0].matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
+    // The mouse leaves the focus to the page, and with it the keys; who clicks by key (detail 0) goes on from there.
+    if (event.detail && !event.composedPath()[0].matches?.("input,textarea,select,summary,option")) el.focus({preventScroll: true});
   });
   el.addEventListener("input", (event) => {                  // of all form events the one that leaves a shadow root
     const at = event.composedPath()[0];
@@ -124,6 +125,7 @@ function attach(el) {
     const fields = [...form.querySelectorAll("[name]")].map((field) => [field.name, field.value]);
     send(kind, Object.fromEntries(fields));
   };
+  const {key: walk, redrawn} = roving(el, send, cb_context.index);
   const keys = {" ": "toggle", ArrowRight: "step", ArrowLeft: "back", Home: "first", End: "now", "[": "previous",
                 "]": "next", Escape: "clear", t: "tables", r: "room", d: "theme", "?": "help", "/": "prompt"};
   el.addEventListener("keydown", (event) => {
@@ -136,6 +138,7 @@ function attach(el) {
     }
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if ((event.key === " " || event.key === "Enter") && at.matches?.("button,summary")) return;
+    if (walk(event)) return event.preventDefault();
     if (event.key === "Enter" && at.matches?.("[role=button]")) return at.click();
     const tab = Object.keys(tabs)["123".indexOf(event.key)];
     if (tab && event.key.length === 1) show(tab);
@@ -174,6 +177,7 @@ function attach(el) {
     count = pulse.tags[0];
     // What one sees in the past cannot be asked for more.
     for (const button of inside("[data-form]")?.querySelectorAll("[data-send]") ?? []) button.disabled = pulse.tags[3] === "past";
+    redrawn();
     if (closed()) fold(false); else measure();
   });
   let gone = 0;
@@ -216,4 +220,4 @@ def script(twin: str) -> str:
         f'const twin = "{twin}", STALE = {STALE_SECONDS}, UNFOLD = {UNFOLD_SECONDS}, NARROW = {NARROW}, WIDE = {WIDE}, '
         f"SLOWEST = {SLOWEST_PERIOD};"
     )
-    return values + JS
+    return values + ROVING + JS

@@ -42,6 +42,16 @@ def hue(request_id: int, slots: OwnerSlots) -> str:
     return f"var(--o{slots.slot(request_id) % len(OWNER_HUES) + 1})"
 
 
+ITEM = 'tabindex="-1"'  # of each item of a list that is one stop
+
+
+def one_stop(css: str, label: str, items: str, *, across: bool = False) -> str:
+    """A list that Tab stops at once: the arrow keys go from item to item, those to the side too where it runs `across`."""
+    way = "across" if across else "down"
+    first = items.replace(ITEM, 'tabindex="0"', 1)
+    return f'<div class="{css}" data-list="{way}" role="group" aria-label="{esc(label)}">{first}</div>'
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
     """A plain table that a screen reader can walk."""
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in headers)

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +62,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def served(engine) -> Iterator[str]:
+    """The address of the app on an engine, which is closed with it."""
+    from kvscope.workbench.app import serve
+
+    port = free_port()
+    app = serve(engine, port=port, show=False, threaded=True)
+    yield f"http://127.0.0.1:{port}"
+    app.close()
+    engine.close()
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab_pages import free_port, open_page, our_errors
+from lab_pages import open_page, our_errors, served
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 TABS = ("watch", "explain", "measure")
@@ -24,10 +24,9 @@ _FAULTS = """async (impacts) => {
 
 
 @pytest.fixture(scope="module")
-def served(tiny_folder):
+def address(tiny_folder):
     """The address of a page on an engine that is paused in the middle of work: requests that run, share, wait and are over."""
     from kvscope.engine import Engine, SamplingParams
-    from kvscope.workbench.app import serve
 
     engine = Engine(str(tiny_folder), num_blocks=64, dtype="float32", num_threads=1, max_num_seqs=6)
     engine.pause()
@@ -37,19 +36,16 @@ def served(tiny_folder):
         )
         for _ in range(3):
             engine.step()
-    port = free_port()
-    app = serve(engine, port=port, show=False, threaded=True)
-    yield f"http://127.0.0.1:{port}"
-    app.close()
-    engine.close()
+    with served(engine) as url:
+        yield url
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault_on_any_tab(served, browser, scheme):
+def test_axe_finds_no_serious_fault_on_any_tab(address, browser, scheme):
     watched = open_page(browser, width=1600, color_scheme=scheme)
     page = watched.page
     page.set_default_timeout(PATIENCE)
-    page.goto(served)
+    page.goto(address)
     page.wait_for_selector("h2 >> text=KV block pool")
     page.wait_for_selector(f".tabs >> text={'Dark' if scheme == 'light' else 'Light'}")
     page.add_script_tag(path=AXE)

@@ -105,7 +105,7 @@ class CellGrid:
         foot = near + (far - near) * (1 - glyph.FOOT)
         box = {**square(near, far), "source": self.cells}
         self.faces = fig.quad(
-            **box, fill_color=self._face, fill_alpha=self._alpha, line_color=None, border_radius=radius
+            **box, fill_color=self._face, fill_alpha=self._alpha, line_color=None, border_radius=radius, name="cells"
         )
         self.hatching = fig.multi_line(
             "xs", "ys", source=self.hatch, line_alpha=self._hatch_alpha, line_width=2.2 if self.labelled else 1.4
@@ -160,7 +160,7 @@ class CellGrid:
             **ring, fill_color=None, line_width=5.5 if self.labelled else 3, border_radius=radius
         )
         self.ring = self.fig.quad(
-            **ring, fill_color=None, line_width=3.2 if self.labelled else 1.8, border_radius=radius
+            **ring, fill_color=None, line_width=3.2 if self.labelled else 1.8, border_radius=radius, name="chosen"
         )
         if self.labelled:
             self.texts = self.fig.text(

@@ -15,6 +15,7 @@ from .base import Frame, empty_source, replace_if_changed
 
 COLUMNS = 256
 _SELECTED = 6
+STATE_WORDS = ("empty", "cached", "active", "shared", "pinned", "in flight", "selected")  # of a pixel
 _RECTANGLES = 2000  # a selection of more blocks is shown by colour alone
 
 
@@ -29,10 +30,12 @@ class ImageGrid:
         self._mapper = LinearColorMapper(palette=self._palette(theme), low=0, high=_SELECTED)
         self._drawn_at = float("-inf")
         self._selection: object = None
-        fig.image("image", source=self.image, x=0, y=0, dw=COLUMNS, dh=self.num_rows, color_mapper=self._mapper)
+        fig.image(
+            "image", source=self.image, x=0, y=0, dw=COLUMNS, dh=self.num_rows, color_mapper=self._mapper, name="cells"
+        )  # fmt: skip
         self._outline = fig.quad(
             left="left", right="right", top="top", bottom="bottom", source=self.chosen, fill_color=SELECTED_HUE,
-            line_width=1.1,
+            line_width=1.1, name="chosen",
         )  # fmt: skip
         self.paint(theme)
 

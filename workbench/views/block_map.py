@@ -2,7 +2,8 @@
 
 x = id mod columns, y = id div columns. Up to 512 blocks: labelled cells, 16 a row. Up to 4,096: cells without labels,
 64 a row. Above: an image with one pixel a block. A tap selects the block under it through `on_select`; a second tap on
-the same block clears the selection. `label` changes only the text in the cells, never a colour.
+the same block clears the selection. By key a cursor does the same; the page's script moves it (see `roving`). `label` changes
+only the text in the cells, never a colour.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from bokeh.plotting import figure
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
 from . import glyph, legend
 from .base import ENDED, Frame, View, capped, empty_source, font, plain_figure
-from .block_cells import CellGrid
+from .block_cells import CellGrid, square
 from .block_image import COLUMNS as IMAGE_COLUMNS
-from .block_image import ImageGrid
+from .block_image import STATE_WORDS, ImageGrid
 from .block_marks import StepMarks
 from .block_svg import summary, svg
 from .host_strip import HostStrip
@@ -28,6 +29,7 @@ LABELLED_UPTO, CELLS_UPTO = 512, 4096
 MANY_OWNERS = 8  # above so many in a large pool colour shows the state
 COUNT_EVERY = 0.25  # seconds between changes of the legend's counts while the engine runs
 _PITCH = 47  # px of a labelled cell with its gap, at most
+_FOCUSED = ":host(:focus-within){outline:2px solid var(--accent);outline-offset:1px;border-radius:6px}"
 
 
 class BlockMap(View):
@@ -62,7 +64,8 @@ class BlockMap(View):
         self.figure = fig = plain_figure(
             self.theme, x_range=Range1d(-gutter, columns + margin), y_range=Range1d(num_rows + margin, -margin),
             aspect_ratio=width / height, sizing_mode="scale_width", min_border=0,
-            max_width=round(self.widest_cell * 16 * 1.066 * self.theme.scale),
+            max_width=round(self.widest_cell * 16 * 1.066 * self.theme.scale), stylesheets=[_FOCUSED],
+            html_attributes={"data-pool": self.title},
         )  # fmt: skip
         fig.axis.visible = False
         if cells and self.is_inset:
@@ -77,12 +80,22 @@ class BlockMap(View):
             self._grid.label = self._label
         else:
             self._grid, self._marks = ImageGrid(fig, self.theme, num_blocks), None
+        self._draw_cursor(fig, columns)
         self._row_labels(fig, columns, num_rows, gutter)
         self._add_hover(fig)
         fig.on_event(Tap, self._tapped)
         self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {}) | self.host.sources
         self._paint_legend()
         self.root.children = [fig] if self.is_inset else [self._legend, fig, self.host.root]
+
+    def _draw_cursor(self, fig: figure, columns: int) -> None:
+        """Where the keyboard stands: one row of x and y, which the page writes."""
+        words = STATE_WORDS if isinstance(self._grid, ImageGrid) else glyph.FACE_WORDS
+        source = empty_source("x", "y")
+        source.tags = [self._num_blocks, columns, list(words)]
+        box = {**square(-0.07, 1.07), "source": source, "fill_color": None, "border_radius": 9}
+        self._cursor_halo = fig.quad(**box, line_width=6.5, line_color=self.theme.panel)
+        self._cursor = fig.quad(**box, line_width=3, line_dash=[6, 3], line_color=self.theme.accent, name="cursor")
 
     def _row_labels(self, fig: figure, columns: int, num_rows: int, gutter: float) -> None:
         every = {16: 1, 64: 2}.get(columns, max(1, num_rows // 4))
@@ -170,6 +183,7 @@ class BlockMap(View):
         self._row_text.glyph.text_font_size = theme.font(13)
         if self._hover is not None:
             self._hover.tooltips = self._tooltip()
+        self._cursor_halo.glyph.line_color, self._cursor.glyph.line_color = theme.panel, theme.accent
         self._grid.paint(theme)
         self.host.paint(theme)
         if self._marks is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bokeh.models import Div
 from kvscope.engine.events import EventKind
 
-from ..markup import ICONS, esc
+from ..markup import ICONS, ITEM, esc, one_stop
 from ..sentences import Context, Story, lines
 from ..story import ICON_OF
 from ..theme import LIGHT, Theme
@@ -87,7 +87,7 @@ class EventLog(View):
         newest = self.frame.snapshot.step
         body = "".join(_line(line, newest) for line in self._chosen(self._shown))
         text = (self._filters() if self._with_filters else "") + (
-            f'<div class="log">{body}</div>' if body else _nothing(self.frame.selection, self.filter)
+            one_stop("log", self.title, body) if body else _nothing(self.frame.selection, self.filter)
         )
         if self.root.text != text:
             self.root.text = text
@@ -143,6 +143,8 @@ def _line(line: Story, newest: int) -> str:
     target = f' data-r="{event.request_id}"' if event.request_id >= 0 else ""
     if event.request_id < 0 and event.block_id >= 0:
         target = f' data-b="{event.block_id}"'
+    if target:
+        target += f' data-e="{event.index}" {ITEM} role="button"'
     return (
         f'<div class="e{" on" if line.step == newest else ""}"{target}><time>{line.step:,}</time><span class="ic">'
         f"{ICONS[ICON_OF.get(line.kind, 'quiet')]}</span><span>{esc(line.headline)} <em>{esc(line.consequence)}</em>"

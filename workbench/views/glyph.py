@@ -32,6 +32,7 @@ _EMPTY, _CACHED, _ACTIVE, _SHARED, _PINNED, _IN_FLIGHT = (int(state) for state i
 # Faces: 0 empty, 1 cached, 2 shared, 3 active where colour shows the state, 4 the selected request there, 5 pinned,
 # then one per hue. Outline, ink and label height follow from the face, so a block is one small integer.
 _ACTIVE_FACE, _SELECTED_FACE, _PINNED_FACE, _FIRST_HUE = 3, 4, 5, 6
+FACE_WORDS = ("empty", "cached", "shared", "active", "active", "pinned", "active")  # the hues are all active
 _FACE_OF_STATE = np.array([0, 1, _ACTIVE_FACE, 2, _PINNED_FACE, _ACTIVE_FACE], np.int8)
 _OWNED = np.array([False, False, True, False, False, True])
 _HUES = len(OWNER_HUES)

@@ -253,6 +253,7 @@ KEYS = (
     ("Shift</kbd> + <kbd>←</kbd> <kbd>→", "previous, next event"),
     ("Home</kbd> <kbd>End", "first, newest step"),
     ("[</kbd> <kbd>]", "previous, next request"),
+    ("Tab", "into lists and the pool; arrows walk there, Enter selects"),
     ("1</kbd>–<kbd>3", "Watch, Explain, Measure"),
     ("T", "all views as tables"),
     ("R", "room size"),

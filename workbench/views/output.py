@@ -18,7 +18,7 @@ from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import CompletionOutput, RequestOutput
 from kvscope.engine.snapshot import RequestState
 
-from ..markup import duration, esc, hue, panel_head, plural, table
+from ..markup import ITEM, duration, esc, hue, one_stop, panel_head, plural, table
 from ..theme import LIGHT, Theme, sample_letter
 from .base import Frame, View, capped, label_of
 from .block_card import BlockEvents, block_card
@@ -161,13 +161,13 @@ class Output(View):
                     continue
                 kind = "shared" if frame.snapshot.ref_count[block] > 1 else bar
                 cells.append(
-                    f'<button type="button" class="{kind}" style="background:{hue(sequence.id, frame.slots)}" '
+                    f'<button type="button" {ITEM} class="{kind}" style="background:{hue(sequence.id, frame.slots)}" '
                     f'data-b="{block}">{block}</button>'
                 )
             if cells:
                 words = group_words(frame, number) or "in reading order"
                 html += f'<p class="sum" style="margin:2px 0 4px">Block table of {label_of(sequence)}, {words}</p>'
-                html += f'<div class="mini">{"".join(cells)}</div>'
+                html += one_stop("mini", f"Block table of {label_of(sequence)}, {words}", "".join(cells), across=True)
         return html
 
     def _text(self, group: list[RequestState]) -> str:
@@ -178,7 +178,8 @@ class Output(View):
             why = "The prompt is still being computed." if writing else "Not started yet."
             return f'<div class="out"><span class="pr">{why}</span></div>'
         if completion.logprobs:
-            return f'<div class="out">{self._marked(completion)}{caret}</div>{self._alternatives(completion, group)}'
+            tokens = one_stop("out", "Tokens", f"{self._marked(completion)}{caret}", across=True)
+            return tokens + self._alternatives(completion, group)
         text = completion.text
         cut = "… " if len(text) > self._shown else ""
         return f'<div class="out">{cut}{esc(text[-self._shown :].lstrip())}{caret}</div>'
@@ -192,7 +193,9 @@ class Output(View):
             p = math.exp(completion.logprobs[i].get(token, 0.0)) if i < len(completion.logprobs) else 1.0
             kind = "now" if i == shown else "lo" if p < _UNLIKELY else ""
             place = f"{self._output.request_id}:{completion.index}:{i}"
-            pieces.append(f'<span class="{kind}" data-token="{place}">{esc(self._decode(token))}</span>')
+            text = self._decode(token)
+            name = "" if text.strip() else ' aria-label="blank"'
+            pieces.append(f'<span class="{kind}" data-token="{place}" {ITEM} role="button"{name}>{esc(text)}</span>')
         return ("… " if first else "") + "".join(pieces)
 
     def _explained(self, completion: CompletionOutput) -> int:

@@ -19,7 +19,7 @@ from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import ALONE, NOT_CACHED, BlockState
 
-from ..markup import chip, esc, plural
+from ..markup import ITEM, chip, esc, one_stop, plural
 from ..sentences import Context, sentence
 from ..theme import LIGHT, Theme
 from . import glyph
@@ -140,7 +140,8 @@ class PrefixTree(View):
         self._draw_words(frame, forest)
         lookups = "".join(self._lookup(frame, *entry) for entry in reversed(self._lookups))
         html = (
-            f'<div class="line"><p class="sum" style="margin-top:10px">What the latest requests found</p>{lookups}</div>'
+            '<p class="sum" style="margin-top:10px">What the latest requests found</p>'
+            + one_stop("line", "Lookups", lookups)
             if lookups
             else ""
         )
@@ -223,7 +224,7 @@ class PrefixTree(View):
         reason = f" No more because {esc(why)}." if why and found else f" Because {esc(why)}." if why else ""
         dimmed = " dim" if frame.selection is not None and event.request_id not in frame.selected_requests else ""
         return (
-            f'<div class="row{dimmed}" data-r="{event.request_id}" tabindex="0" role="button">'
+            f'<div class="row{dimmed}" data-r="{event.request_id}" data-e="{event.index}" {ITEM} role="button">'
             f"{chip(str(event.request_id), event.request_id, frame.slots)}<span><b>{share:.0f} %</b>: {found:,} of "
             f"{asked:,} tokens.<em>{reason}</em></span></div>"
         )

@@ -13,7 +13,7 @@ from bokeh.models import Div
 from kvscope.engine.events import Event
 from kvscope.engine.snapshot import RequestState
 
-from ..markup import chip, esc, plural
+from ..markup import ITEM, chip, esc, one_stop, plural
 from ..theme import LIGHT, Theme
 from .base import Frame, capped
 from .charts import LineChart, Series
@@ -48,14 +48,14 @@ class Queue(LineChart):
         line = waiting_line(frame)
         rows = "".join(self._row(frame, request) for request in line[:_SHOWN])
         more = f'<p class="sum">and {len(line) - _SHOWN:,} more</p>' if len(line) > _SHOWN else ""
-        html = f'<div class="line">{rows}</div>{more}' if rows else ""
+        html = one_stop("line", "Who waits", rows) + more if rows else ""
         if self.line_up.text != html:
             self.line_up.text = html
 
     def _row(self, frame: Frame, request: RequestState) -> str:
         dimmed = " dim" if frame.selection is not None and request.id not in frame.selected_requests else ""
         return (
-            f'<div class="row{dimmed}" data-r="{request.id}" tabindex="0" role="button">'
+            f'<div class="row{dimmed}" data-r="{request.id}" {ITEM} role="button">'
             f"{chip(str(request.id), request.id, frame.slots)}<span>{esc(_why(request))}"
             f" <em>{esc('; '.join(_facts(frame, request)))}</em></span></div>"
         )

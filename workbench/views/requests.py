@@ -14,7 +14,7 @@ from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import RequestState
 
-from ..markup import chip, esc, plural
+from ..markup import ITEM, chip, esc, one_stop, plural
 from ..theme import LIGHT, Theme
 from .base import ENDED, Frame, View, capped
 
@@ -61,7 +61,7 @@ class Requests(View):
             self._tails = {request_id: self._tail(request_id) for request_id in live}
         rows = "".join(self._row(frame, group) for group in groups)
         done = f'<p class="sum" style="margin:6px 5px 0">{plural(self.num_finished, "request")} finished</p>'
-        rows = f'<div class="reqs">{rows}</div>' if rows else ""
+        rows = one_stop("reqs", self.title, rows) if rows else ""
         text = rows + (done if self.num_finished else "")
         if self.root.text != text:
             self.root.text = text
@@ -82,7 +82,7 @@ class Requests(View):
         text = f'<span class="tx">{esc(words)}</span>' if words else ""
         why = f' title="{esc(first.blocked_because)}"' if first.blocked_because else ""
         return (
-            f'<div class="row{" on" if chosen else ""}{" dim" if dimmed else ""}" data-r="{first.id}" tabindex="0" '
+            f'<div class="row{" on" if chosen else ""}{" dim" if dimmed else ""}" data-r="{first.id}" {ITEM} '
             f'role="button"{why}>{chip(str(first.id), first.id, frame.slots)}<span class="st{bad}">{phase(group)}</span>'
             f'<span class="num">{_held(group)}</span>{text}</div>'
         )
