@@ -293,7 +293,8 @@ class EngineCore:
             del self._live[request.id]
             self._finished[request.id] = request
         while len(self._finished) > self._num_finished_kept:
-            self._finished.popitem(last=False)
+            _, request = self._finished.popitem(last=False)
+            request.children.clear()  # they refer back: a cycle would wait for a full collection, which is rare
         return [request.id for request in ended]
 
     # --- for those who look ---------------------------------------------------------------------------------------

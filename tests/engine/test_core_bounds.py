@@ -2,11 +2,13 @@
 
 import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from fake_model import VOCAB, greedy, make_core, run
+from kvscope.engine.sampling.beam_search import BeamSearchParams
 from kvscope.engine.sampling.sampler import Sampled
 from kvscope.engine.scheduling.queue import WaitingQueue
 
@@ -41,6 +43,24 @@ def test_a_stopped_engine_holds_a_bounded_queue_whatever_is_submitted_and_cancel
     for _ in range(1000):
         core.cancel(core.add_request([1], greedy(1)))
     assert len(core.scheduler.reasons.untold) == 14 and len(core._finished) == 256 and not core._live
+
+
+def test_requests_go_without_a_full_collection():
+    """Python collects cycles of old objects only when they have grown by a quarter, which is many megabytes here."""
+    core = make_core(num_blocks=65, event_capacity=100)
+    gc.collect()
+    gc.disable()
+    try:
+        core.add_request([1, 2, 3], greedy(2))
+        beams = core.add_request([4, 5, 6], BeamSearchParams(beam_width=2, max_tokens=2))
+        held = [weakref.ref(core.get(request_id)) for request_id in (beams - 1, beams)]
+        run(core)
+        for _ in range(300):
+            core.add_request([1], greedy(1))
+            run(core)
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def bookkeeping(num_seqs: int, *, num_blocks: int = 8192, num_waiting: int = 0) -> tuple[float, float]:
