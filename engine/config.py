@@ -94,6 +94,8 @@ class EngineConfig:
                             is cut into them and whatever is cached, for one dtype, block size and set of kernels; free
                             with the CPU kernels, slow with "reference", refused for GPUs and for models that
                             transformers computes
+    enforce_eager           compute every decode step call by call: by default, on the CPU, the kernel calls of a step are
+                            recorded and made again in steps of the same shape, which gives the same bits sooner
     watermark               share of the pool kept free when a request is admitted
     max_waiting_requests    requests that may wait; one more is refused
     max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
@@ -133,6 +135,7 @@ class EngineConfig:
     resume_order: str = "oldest"
     logprobs_mode: str = "raw_logprobs"
     batch_invariant: bool = False
+    enforce_eager: bool = False
     watermark: float = 0.01
     max_waiting_requests: int = 10_000
     max_waiting_tokens: int = 10_000_000
@@ -147,7 +150,7 @@ class EngineConfig:
         if not is_integer(self.seed):
             raise ValueError(f"seed={self.seed!r}: must be an integer")
         object.__setattr__(self, "seed", int(self.seed))
-        for name in ("enable_prefix_caching", "batch_invariant"):
+        for name in ("enable_prefix_caching", "batch_invariant", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("tokenizer", "cache_salt"):
@@ -272,6 +275,7 @@ class EngineOptions(TypedDict, total=False):
     resume_order: str
     logprobs_mode: str
     batch_invariant: bool
+    enforce_eager: bool
     watermark: float
     max_waiting_requests: int
     max_waiting_tokens: int

@@ -68,7 +68,7 @@ class EngineCore:
         self.tables = make_tables(config, model.spec.kv_groups, storage.block_bytes, self.journal, self.counters)
         self.door = Door(config, vocab_size=model.spec.vocab_size, tables=self.tables)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
-        self.runner = ModelRunner(model, storage)
+        self.runner = ModelRunner(model, storage, enforce_eager=config.enforce_eager)
         self.sampler = Sampler(storage.kernels, model.spec.vocab_size, config.seed, config.logprobs_mode)
         self.lifecycle = Lifecycle(self.scheduler, storage, self.counters)
         self.beams = BeamLifecycle(self.lifecycle)

@@ -33,6 +33,8 @@ def batch_invariant(ops: Ops) -> Ops:
         ops,
         batch_invariant=True,
         linear=row_by_row(ops.linear),
+        linear_add=_add_row_by_row(ops.linear_add),
+        linear_silu_mul=row_by_row(ops.linear_silu_mul),
         rms_norm=row_by_row(ops.rms_norm),
         silu_mul=row_by_row(ops.silu_mul),
         paged_attention=_token_by_token(ops.paged_attention),
@@ -46,6 +48,14 @@ def row_by_row(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         if len(x) <= 1:
             return operation(x, *rest, **options)
         return torch.cat([operation(row, *rest, **options) for row in x.split(1)])
+
+    return apply
+
+
+def _add_row_by_row(linear_add: Callable[..., None]) -> Callable[..., None]:
+    def apply(x: torch.Tensor, packed: Any, residual: torch.Tensor) -> None:
+        for row, stream in zip(x.split(1), residual.split(1), strict=True):
+            linear_add(row, packed, stream)
 
     return apply
 

@@ -58,6 +58,8 @@ class Ops:
     paged_attention: Callable[..., torch.Tensor]
     pack_linear: Callable[..., Any]
     linear: Callable[..., torch.Tensor]
+    linear_add: Callable[..., None]
+    linear_silu_mul: Callable[..., torch.Tensor]
     greedy: Callable[..., torch.Tensor]
     sample: Callable[..., torch.Tensor]
     batch_invariant: bool = False  # a row's result depends on that row alone; see `invariant`
@@ -224,7 +226,12 @@ def paged_attention(
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    *,
+    gated: bool = False,
 ) -> Any:
     """Lay out weight [N, K] (and bias [N]) once for `linear` on activations of `dtype`; the only copy kept.
 
@@ -234,10 +241,11 @@ def pack_linear(
     | "int8" | int8, one float32 scale for each of the N outputs: the largest magnitude of its row / 127 | x in D, times the int8 as they are, times the scale |
     | "int8-dynamic" | the same | x as int8 with a scale for each 32 values along K, their largest magnitude / 127 |
 
+    `gated`: the rows are those of a gate and then those of an up projection, for `linear_silu_mul`, which alone takes it.
     The result has `out_features`, `in_features`, `num_bytes`, and `rows(ids int64 [T]) -> [T, K] in D`, which serves
     an embedding tied to the head.
     """
-    return _for(weight, dtype).pack_linear(weight, bias, dtype, quantization)
+    return _for(weight, dtype).pack_linear(weight, bias, dtype, quantization, gated=gated)
 
 
 def linear(x: torch.Tensor, packed: Any, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -246,6 +254,17 @@ def linear(x: torch.Tensor, packed: Any, *, out_dtype: torch.dtype | None = None
     Products of two int8 are summed exactly within a group.
     """
     return _for(x).linear(x, packed, out_dtype=out_dtype)
+
+
+def linear_add(x: torch.Tensor, packed: Any, residual: torch.Tensor) -> None:
+    """residual += `linear(x, packed)`, in place and not rounded on its way: residual is float32 [T, N]."""
+    _for(x).linear_add(x, packed, residual)
+
+
+def linear_silu_mul(x: torch.Tensor, packed: Any) -> torch.Tensor:
+    """silu(gate) · up [T, I] in D of a weight that was packed with `gated=True`, x [T, K] in D: an MLP's first half. Neither
+    factor is rounded to D before (on a GPU both are)."""
+    return _for(x).linear_silu_mul(x, packed)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

@@ -213,7 +213,12 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    *,
+    gated: bool = False,
 ) -> PackedLinear | Int8Linear:
     check_quantization(quantization)
     bias = None if bias is None else bias.detach().to(dtype)
@@ -259,6 +264,14 @@ def linear(x: torch.Tensor, packed: PackedLinear | Int8Linear, *, out_dtype: tor
         x = (whole * scale).flatten(1)[:, : packed.in_features]
     out = F.linear(x.float(), packed.weight.float()) * packed.scale
     return (out if packed.bias is None else out + packed.bias).to(out_dtype)
+
+
+def linear_add(x: torch.Tensor, packed: PackedLinear | Int8Linear, residual: torch.Tensor) -> None:
+    residual += linear(x, packed, out_dtype=torch.float32)
+
+
+def linear_silu_mul(x: torch.Tensor, packed: PackedLinear | Int8Linear) -> torch.Tensor:
+    return silu_mul(linear(x, packed, out_dtype=torch.float32)).to(x.dtype)
 
 
 # Sampling

@@ -17,7 +17,14 @@ class HandDealt:
     """Sequences over one pool; each gets the next free blocks, dealt in turns so that tables are not contiguous."""
 
     def __init__(
-        self, model: Model, kernels: Ops, *, block_size: int = 4, num_blocks: int = 256, places: Sequence[int] = ()
+        self,
+        model: Model,
+        kernels: Ops,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 256,
+        places: Sequence[int] = (),
+        enforce_eager: bool = False,
     ):
         self.storage = KVStorage(
             model.spec.kv_groups,
@@ -27,7 +34,7 @@ class HandDealt:
             device=model.spec.device,
             kernels=kernels,
         )
-        self.runner = ModelRunner(model, self.storage)
+        self.runner = ModelRunner(model, self.storage, enforce_eager=enforce_eager)
         self.block_size = block_size
         self.places = places  # the absolute positions of a row's tokens, where they are not 0, 1, 2, …
         self.num_groups = len(model.spec.kv_groups)
@@ -77,6 +84,7 @@ class HandDealt:
             block_tables=tuple(torch.tensor(table, dtype=torch.int32) for table in tables),
             logits_indices=wanted,
             copies=(torch.zeros(0, 2, dtype=torch.long),) * self.num_groups,
+            is_decode=len(positions) == len(rows) == len(wanted),
         )
         self.lengths |= dict(zip(rows, seq_lens, strict=True))
         return self.runner.execute(batch)

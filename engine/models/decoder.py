@@ -46,7 +46,7 @@ class Layer:
     o: Any  # [H, Hq·d]
     attended_norm: torch.Tensor | None  # on what attention adds
     mlp_norm: torch.Tensor | None  # on what the MLP reads
-    gate_up: Any  # [2·I, H]: gate, then up
+    gate_up: Any  # [2·I, H]: gate and up in one product
     down: Any  # [H, I]
     down_norm: torch.Tensor | None  # on what the MLP adds
     window: int  # tokens a query sees, itself included; 0 = all
@@ -117,26 +117,40 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, storage: KVStorage) -> torch.Tensor:
         """Write the step's K and V into `storage`, attend, return logits: float32 [S, V]."""
-        k, c, w = self.kernels, self.config, self.weights
-        num_positions = self._num_positions(batch)
-        tables = [rope.upto(num_positions) for rope in w.ropes]
-        residual = self._embed(batch.input_ids)  # [T, H]
+        return self.logits(self.layers(self.embed(batch.input_ids), self.rotary_tables(batch), batch, storage))
+
+    def layers(
+        self, residual: torch.Tensor, tables: list[torch.Tensor], batch: Batch, storage: KVStorage
+    ) -> torch.Tensor:
+        """What the head reads, [S, H], from what the embedding gave, float32 [T, H], which is used up; `tables` are those of the
+        batch. In most families these are kernels alone, so that it can be captured."""
+        w = self.weights
         x = self._read_stream(residual, w.layers[0].input_norm)
         last = len(w.layers) - 1
         for i, layer in enumerate(w.layers):
             attended = self._attention(i, layer, x, tables, batch, storage)  # [T, Hq·d]
-            if i == last:
+            if i == last and not batch.is_decode:
                 attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]  # [S, …]
             x = self._to_stream(attended, layer.o, layer.attended_norm, residual, layer.mlp_norm)
-            x = self._gate(k.linear(x, layer.gate_up))
+            x = self._gate(x, layer.gate_up)
             norm = w.final_norm if i == last else w.layers[i + 1].input_norm
             x = self._to_stream(x, layer.down, layer.down_norm, residual, norm)
-        logits = k.linear(x, w.head, out_dtype=torch.float32)  # [S, V]
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Through the head: [S, H] -> float32 [S, V]."""
+        c = self.config
+        logits = self.kernels.linear(x, self.weights.head, out_dtype=torch.float32)
         if c.logits_divisor != 1.0:
             logits = logits / c.logits_divisor
         return logits if not c.logits_softcap else torch.tanh(logits / c.logits_softcap) * c.logits_softcap
 
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def rotary_tables(self, batch: Batch) -> list[torch.Tensor]:
+        """Of the model's rotary embeddings, float32 [at least the positions of the batch, rot_dim]."""
+        num_positions = self._num_positions(batch)
+        return [rope.upto(num_positions) for rope in self.weights.ropes]
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the embedding as the residual stream begins: float32 [T, H]."""
         w, multiplier = self.weights, self.config.embedding_multiplier
         rows = w.head.rows if w.embedding is None else w.embedding.__getitem__
@@ -181,11 +195,11 @@ class Decoder:
         flat = heads.reshape(-1, weight.shape[0])
         return self.kernels.rms_norm(flat, weight, self.config.rms_norm_eps, out_dtype=heads.dtype).view(heads.shape)
 
-    def _gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """act(gate)·up: [T, 2·I] -> [T, I]."""
+    def _gate(self, x: torch.Tensor, gate_up: Any) -> torch.Tensor:
+        """act(gate)·up of the two halves of the product: [T, H] -> [T, I]."""
         if self.config.activation == "silu":
-            return self.kernels.silu_mul(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
+            return self.kernels.linear_silu_mul(x, gate_up)
+        gate, up = self.kernels.linear(x, gate_up).chunk(2, dim=-1)
         # Torch ends a stretch of memory with scalars, whose last bit differs from its vectors': here the stretch is a row.
         gelu = row_by_row(functional.gelu) if self.kernels.batch_invariant else functional.gelu
         return gelu(gate, approximate="tanh").mul_(up)
@@ -206,16 +220,19 @@ class Decoder:
     ) -> torch.Tensor:
         """Add a block's last product, normed where the family norms it, to the residual stream (in place), and return
         what the next block reads. The product is float32, so that it is not rounded on its way to the stream."""
-        k, c, dtype = self.kernels, self.config, self.spec.dtype
+        k, c = self.kernels, self.config
+        if norm is None and c.residual_multiplier == 1.0:
+            k.linear_add(x, packed, residual)
+            return self._read_stream(residual, next_norm)
         x = k.linear(x, packed, out_dtype=torch.float32)
         if norm is not None:
             x = k.rms_norm(x, norm, c.rms_norm_eps, out_dtype=torch.float32)
         if c.residual_multiplier != 1.0:
             x = x * c.residual_multiplier
         if next_norm is not None:
-            return k.add_rms_norm(x, residual, next_norm, c.rms_norm_eps, out_dtype=dtype)
+            return k.add_rms_norm(x, residual, next_norm, c.rms_norm_eps, out_dtype=self.spec.dtype)
         residual += x
-        return residual.to(dtype)
+        return residual.to(self.spec.dtype)
 
     def _num_positions(self, batch: Batch) -> int:
         """Rows of the rotary table that the step needs; on a GPU the whole table, since looking would wait for it."""

@@ -89,7 +89,7 @@ class _Builder:
             o=self._linear({f"{attention}o_proj": c.hidden_size}, c.q_size, bias=c.o_bias),
             attended_norm=norm(f"{prefix}post_attention_layernorm", c.hidden_size, c.norms_after),
             mlp_norm=norm(f"{prefix}{before_mlp}", c.hidden_size, c.norms_before),
-            gate_up=self._linear(gate_up, c.hidden_size, bias=c.mlp_bias),
+            gate_up=self._linear(gate_up, c.hidden_size, bias=c.mlp_bias, gated=c.activation == "silu"),
             down=self._linear({f"{mlp}down_proj": c.hidden_size}, c.intermediate_size, bias=c.mlp_bias),
             down_norm=norm(f"{prefix}post_feedforward_layernorm", c.hidden_size, c.norms_after),
             window=c.windows[i],
@@ -118,7 +118,7 @@ class _Builder:
         self._count(0, embedding.nbytes)
         return embedding, head
 
-    def _linear(self, parts: dict[str, int], in_features: int, *, bias: bool) -> Any:
+    def _linear(self, parts: dict[str, int], in_features: int, *, bias: bool, gated: bool = False) -> Any:
         """Read projections {name: rows} that share an input into one matrix [sum of rows, in_features], and pack it."""
         for name, rows in parts.items():
             self.checkpoint.require(f"{name}.weight", (rows, in_features))
@@ -130,11 +130,12 @@ class _Builder:
             if offsets is not None:
                 self.checkpoint.read_into(f"{name}.bias", offsets[start : start + rows])
             start += rows
-        return self._pack(weight, offsets)
+        return self._pack(weight, offsets, gated=gated)
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> Any:
+        bias_there = None if bias is None else bias.to(self.device)
         packed = self.kernels.pack_linear(
-            weight.to(self.device), None if bias is None else bias.to(self.device), self.dtype, self.quantization
+            weight.to(self.device), bias_there, self.dtype, self.quantization, gated=gated
         )
         self._count(weight.numel() + (0 if bias is None else bias.numel()), packed.num_bytes)
         return packed

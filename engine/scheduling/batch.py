@@ -32,6 +32,7 @@ class Batch:
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
     logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: ends of sampled rows, prompt_spans, padding
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
+    is_decode: bool = False  # every row is one token, and its logits are wanted: logits_indices is 0 … T − 1
     swap_out: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (block, host block) to copy before that
     swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (host block, block) to copy between the two
 
@@ -89,6 +90,7 @@ class Batch:
             block_tables=tuple(map(tensor, tables)),
             logits_indices=tensor(wanted),
             copies=tuple(map(moves, plan.copies)),
+            is_decode=len(token_ids) == num_rows == len(plan.sampled_rows) == len(wanted),
             swap_out=torch.tensor(plan.swap_out) if plan.swap_out else NO_MOVES,
             swap_in=torch.tensor(plan.swap_in) if plan.swap_in else NO_MOVES,
         )

@@ -4,7 +4,7 @@ from ..reference import gather_kv
 from .attention import paged_attention
 from .cache import copy_pages, page_layout, write_kv
 from .elementwise import add_rms_norm, rms_norm, rotary, silu_mul
-from .linear import linear, pack_linear
+from .linear import linear, linear_add, linear_silu_mul, pack_linear
 from .sampling import greedy, sample
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "gather_kv",
     "greedy",
     "linear",
+    "linear_add",
+    "linear_silu_mul",
     "pack_linear",
     "page_layout",
     "paged_attention",

@@ -10,7 +10,6 @@ Threads take unit after unit from a shared counter; what a unit is, is said in `
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 
 import numpy as np
@@ -21,14 +20,7 @@ from ..layout import PageLayout
 from .attention_rows import KEYS
 from .attention_units import BLOCK, FEW, UNIT, finish_split, make_unit, plan, scratch_parts
 from .compiler import CPU, array_at, inline, kernel, num_threads
-from .simd import I64, operation
-
-
-@operation(int64, int64)
-def take(builder, counter):
-    """The int64 at address `counter`, which then grows by one; no two threads get the same."""
-    address = builder.inttoptr(counter, I64.as_pointer())
-    return builder.atomic_rmw("add", address, I64(1), "monotonic")
+from .shared import scratch, take
 
 
 def make_attention(panels: bool, warm_up_group: str):
@@ -103,17 +95,6 @@ def make_attention(panels: bool, warm_up_group: str):
 attention_plain = make_attention(False, "float32" if CPU.avx512_bf16 else "common")
 attention_panels = make_attention(True, "bfloat16") if CPU.avx512_bf16 else None
 
-_local = threading.local()  # .memory: this thread's scratch, which grows to the largest call
-
-
-def _scratch(num_bytes: int) -> int:
-    """The address of at least `num_bytes` bytes that belong to the calling thread, at a cache line."""
-    memory = getattr(_local, "memory", None)
-    if memory is None or memory.nbytes < num_bytes + 64:
-        memory = _local.memory = np.empty(num_bytes + num_bytes // 4 + 64, np.uint8)
-        _local.address = (memory.ctypes.data + 63) // 64 * 64
-    return _local.address
-
 
 @cache
 def _parts(dim: int) -> tuple[np.ndarray, int, int]:
@@ -151,7 +132,7 @@ def paged_attention(
     _, parts_at, thread_bytes = _parts(dim)
     states_bytes = rows * chunks * FEW * kv_heads * 4 * (dim + 17) if split else 0
     most_units = kv_heads * (tokens * group // BLOCK + rows * (2 + (chunks if split else 0)))
-    address = _scratch(threads * thread_bytes + states_bytes + 64 + 8 * UNIT * most_units)
+    address = scratch(threads * thread_bytes + states_bytes + 64 + 8 * UNIT * most_units)
     units_at = address + threads * thread_bytes + (states_bytes + 63) // 64 * 64
     out = torch.empty(q.shape, dtype=q.dtype)
     if tokens == 0 or rows == 0:

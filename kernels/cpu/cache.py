@@ -14,7 +14,7 @@ from numba import int64, prange, uint16, uint32
 from ..layout import PageLayout
 from .compiler import CPU, array_at, inline, kernel, num_threads
 
-SERIAL_TOKENS = 64  # up to which one thread is faster than waking the others
+SERIAL_TOKENS = 24  # up to which one thread is faster than waking the others
 
 
 def page_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> PageLayout:

@@ -30,7 +30,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -52,7 +52,7 @@ from .machine import CPU, available_cpus
 
 _MOST_THREADS = numba.config.NUMBA_NUM_THREADS
 _num_threads = min(available_cpus(), _MOST_THREADS)
-_local = threading.local()  # .num_threads: what Numba was last told in this thread
+_local = threading.local()  # .num_threads: what Numba was last told in this thread; .calls: see recording_calls
 
 
 def num_threads() -> int:
@@ -217,6 +217,8 @@ class Kernel:
     def __call__(self, *args):
         if self._compiled is None:
             self.compile()
+        if (calls := getattr(_local, "calls", None)) is not None:
+            calls.append((self, args))
         if not self.parallel:
             return self._compiled(*args)
         if getattr(_local, "num_threads", 0) != _num_threads:  # Numba keeps this number per thread
@@ -226,6 +228,16 @@ class Kernel:
             return self._compiled(*args)
         with _WORKQUEUE_LOCK:
             return self._compiled(*args)
+
+
+@contextlib.contextmanager
+def recording_calls(calls: list[tuple[Kernel, tuple]]) -> Iterator[None]:
+    """Every call of a kernel by this thread is also appended to `calls`."""
+    _local.calls = calls
+    try:
+        yield
+    finally:
+        _local.calls = None
 
 
 _COMPILE_LOCK = threading.RLock()

@@ -10,9 +10,9 @@ import torch
 from numba import float32, int64, prange, uint16
 
 from .compiler import array_at, inline, kernel, num_threads
-from .scalars import LOG2_E, bf16_to_f32, exp2_f32, f32_to_bf16, load_row, store_row
+from .scalars import bf16_to_f32, f32_to_bf16, load_row, silu, store_row
 
-SERIAL_ELEMENTS = 1 << 17  # up to which one thread is faster than waking the others
+SERIAL_ELEMENTS = 1 << 13  # up to which one thread is faster than waking the others, which takes 1.5 µs
 BF16 = torch.bfloat16
 
 
@@ -164,7 +164,7 @@ def silu_mul_rows(begin, end, gate_up, stride, bf16, out, n):
         load_row(gate_up + t * stride, bf16, gate, n)
         load_row(gate_up + t * stride + n * size, bf16, up, n)
         for i in range(n):
-            up[i] *= gate[i] / (float32(1.0) + exp2_f32(min(-LOG2_E * gate[i], float32(126.0))))
+            up[i] *= silu(gate[i])
         store_row(out + t * n * size, bf16, up, n)
 
 

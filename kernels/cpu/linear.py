@@ -15,6 +15,9 @@ row block fits well into the L2 cache, so that with many rows (prefill) x is rea
 with few (decode) there is one block, and every thread streams its own share of the weight. Of the tiles of a panel only
 the first would wait for memory; so all of them together prefetch the next panel.
 
+**Epilogues.** What follows a product is done while its sums are at hand: they are stored, or added to the residual stream
+(`linear_add`), or gate an MLP (`linear_silu_mul`). For the last, each panel holds LANES columns of gate and the same of up.
+
 **int8.** `reference.quantize_weight` says what the weight becomes, and `linear_groups` turns x into int8 too, where that
 is asked for and the CPU multiplies bytes. Otherwise the tile widens the weight's bytes in registers.
 
@@ -33,17 +36,32 @@ import torch.nn.functional as F
 from numba import float32, prange, uint32
 
 from ..reference import check_quantization, quantize_weight
-from .compiler import CPU, array_at, kernel, num_threads
+from .compiler import CPU, array_at, inline, kernel, num_threads
 from .linear_groups import num_parts, quantize_rows, rounded_rows
-from .linear_steps import COLUMNS, GROUP, GROUP_BYTES, KINDS
+from .linear_steps import COLUMNS, GROUP, GROUP_BYTES, KINDS, LANES
 from .linear_tile import make_tile
-from .scalars import store_row
+from .scalars import silu, store_row
 
 ROW_BYTES = 4 * COLUMNS  # of a panel: one word of each of its outputs; also of COLUMNS float32
 AHEAD = 4096  # bytes of weight to prefetch: about the latency of memory times the bandwidth of a core
 BLOCK_BYTES = 256 * 1024  # of x in a row block
 
+STORE, ADD, SILU_MUL = 0, 1, 2  # epilogues
+
 # ------------------------------------------------------------------------------------------------------ the product
+
+
+@inline
+def finish_row(row, epilogue, to, as_bf16, columns):
+    """Write one row of a panel's sums to address `to`, through the epilogue."""
+    if epilogue == SILU_MUL:
+        for c in range(LANES):
+            row[c] = silu(row[c]) * row[LANES + c]
+    if epilogue == ADD:
+        stream = array_at(to, columns, float32)
+        for c in range(columns):
+            row[c] += stream[c]
+    store_row(to, as_bf16, row, columns)
 
 
 def _make_product(kind: str, group: str):
@@ -52,12 +70,13 @@ def _make_product(kind: str, group: str):
     step_bytes, most_rows = KINDS[kind].w_bytes, KINDS[kind].rows
     quantizes = kind == "i8_dot"
 
-    @kernel(f"void({', '.join(['int64'] * 17)})", parallel=True, group=group, name=f"linear_{kind}")
+    @kernel(f"void({', '.join(['int64'] * 18)})", parallel=True, group=group, name=f"linear_{kind}")
     def product(
-        x, x_stride, x_bf16, records, quantizers, w, scale, bias, bias_step, out, out_stride, as_bf16, m, n, steps,
+        x, x_stride, x_bf16, records, quantizers, w, scale, bias, bias_step, out, out_stride, as_bf16, epilogue, m, n, steps,
         num_blocks, num_parts,
     ):  # fmt: skip
-        """out [m, n] (rows `out_stride` bytes apart) = x [m, k] w · scale + bias. bias_step: bytes from panel to panel.
+        """out [m, n] (rows `out_stride` bytes apart) = epilogue(x [m, k] w · scale + bias). bias_step: bytes from panel to
+        panel, 0 for no bias.
 
         Where x is quantized, `records` has room for its groups, and `quantizers` threads fill it.
         """
@@ -70,9 +89,12 @@ def _make_product(kind: str, group: str):
                 for part in prange(quantizers):
                     begin, end = part * m // quantizers, (part + 1) * m // quantizers
                     quantize_rows(begin, end, x, x_stride, x_bf16, records, m, steps)
-        panels = (n + COLUMNS - 1) // COLUMNS
+        width = LANES if epilogue == SILU_MUL else COLUMNS
+        panels = (n + width - 1) // width
         tasks = num_blocks * panels
         panel_bytes = steps * step_bytes
+        size = 2 if as_bf16 else 4
+        sums_are_out = as_bf16 == 0 and (epilogue == STORE or (epilogue == ADD and bias_step == 0))
         for part in prange(num_parts):
             sums = np.empty((most_rows, COLUMNS), np.float32)
             begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
@@ -80,28 +102,31 @@ def _make_product(kind: str, group: str):
                 block, panel = task // panels, task % panels
                 first = block * m // num_blocks
                 rows = (block + 1) * m // num_blocks - first
-                columns = min(COLUMNS, n - panel * COLUMNS)
-                whole = as_bf16 == 0 and columns == COLUMNS  # then the tile writes into out by itself
-                this, init, factors = w + panel * panel_bytes, bias + panel * bias_step, scale + panel * ROW_BYTES
+                columns = min(width, n - panel * width)
+                direct = sums_are_out and columns == COLUMNS  # then the tile writes into out by itself
+                this, factors = w + panel * panel_bytes, scale + panel * ROW_BYTES
                 tiles = (rows + most_rows - 1) // most_rows
                 share = step_bytes // tiles  # bytes of the next panel that each step of each tile prefetches
                 for t in range(tiles):  # as equal as can be: 32 rows are 10 + 11 + 11, not 12 + 12 + 8
                     start = first + t * rows // tiles
                     height = first + (t + 1) * rows // tiles - start
                     tile_x = x_at + start * row_bytes
-                    to = out + start * out_stride + panel * COLUMNS * (2 if as_bf16 else 4)
+                    to = out + start * out_stride + panel * width * size
                     if tiles == 1 or (task == begin and t == 0):
                         ahead, ahead_step = this + AHEAD, step_bytes
                     elif task + 1 < end:
                         ahead, ahead_step = w + (panel + 1) % panels * panel_bytes + t * steps * share, share
                     else:
                         ahead, ahead_step = this, 0
-                    at, stride = (to, out_stride) if whole else (sums.ctypes.data, ROW_BYTES)
-                    tile(height, tile_x, x_step, this, steps, init, 0, factors, at, stride, ahead, ahead_step)
-                    if not whole:
+                    init, init_stride = bias + panel * bias_step, 0
+                    if direct and epilogue == ADD:
+                        init, init_stride = to, out_stride
+                    at, stride = (to, out_stride) if direct else (sums.ctypes.data, ROW_BYTES)
+                    tile(height, tile_x, x_step, this, steps, init, init_stride, factors, at, stride, ahead, ahead_step)
+                    if not direct:
                         for r in range(height):
-                            row = array_at(at + r * stride, columns, float32)
-                            store_row(to + r * out_stride, as_bf16, row, columns)
+                            row = array_at(at + r * stride, COLUMNS, float32)
+                            finish_row(row, epilogue, to + r * out_stride, as_bf16, columns)
 
     return product
 
@@ -177,6 +202,7 @@ class PackedLinear:
     in_features: int  # K
     dtype: torch.dtype  # of x
     quantization: str | None
+    gated: bool = False  # half of the rows of the weight are gates: out_features is I of its 2·I
 
     @property
     def num_bytes(self) -> int:
@@ -201,9 +227,15 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    *,
+    gated: bool = False,
 ) -> PackedLinear:
     """Packs a weight [N, K] (any float dtype, converted to `dtype` or quantized) and a bias [N] (or None); keeps neither.
+    `gated`: N is 2·I, gate above up, for `linear_silu_mul`.
 
     Raises ValueError for a dtype other than float32 and bfloat16, for an unknown quantization, and for shapes that do
     not fit.
@@ -216,23 +248,37 @@ def pack_linear(
     n, k = weight.shape
     if bias is not None and bias.shape != (n,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}, not [{n}] as the weight's rows")
+    if gated and n % 2:
+        raise ValueError(f"weight has {n} rows, which cannot be as many gates as ups")
     weight, scale = weight.detach().to("cpu"), None
     if quantization is None:
         weight = weight.to(dtype)
     else:
         weight, scale = quantize_weight(weight)
+    if bias is not None:
+        bias = bias.detach().to("cpu", dtype).float()
+    if gated:
+        weight, scale, bias = (None if each is None else _in_turns(each) for each in (weight, scale, bias))
     step = GROUP if quantization == "int8-dynamic" else 4 // weight.itemsize
     if k % step:
         weight = F.pad(weight, (0, -k % step))
     weight = weight.contiguous()
     words = weight.shape[1] * weight.itemsize // 4
-    panels = -(-n // COLUMNS)
+    panels = -(-len(weight) // COLUMNS)
     data = torch.empty(panels, words, COLUMNS, dtype=torch.int32)
-    pack_words(data.data_ptr(), weight.data_ptr(), n, words, num_threads())
-    missing = (0, panels * COLUMNS - n)
-    scale = None if scale is None else F.pad(scale, missing)
-    bias = None if bias is None else F.pad(bias.detach().to("cpu", dtype).float(), missing)
-    return PackedLinear(data, scale, bias, n, k, dtype, quantization)
+    pack_words(data.data_ptr(), weight.data_ptr(), len(weight), words, num_threads())
+    missing = (0, panels * COLUMNS - len(weight))
+    scale, bias = (None if each is None else F.pad(each, missing) for each in (scale, bias))
+    return PackedLinear(data, scale, bias, n // 2 if gated else n, k, dtype, quantization, gated)
+
+
+def _in_turns(rows: torch.Tensor) -> torch.Tensor:
+    """[2·I, …] as LANES of the first half, LANES of the second, and so on; each half padded with zeros to whole LANES."""
+    halves = rows.unflatten(0, (2, -1))
+    missing = -halves.shape[1] % LANES
+    if missing:
+        halves = torch.cat([halves, halves.new_zeros(2, missing, *rows.shape[1:])], 1)
+    return halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
 
 
 def _num_blocks(rows: int, row_bytes: int, most_rows: int, panels: int) -> int:
@@ -248,15 +294,41 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
     Raises ValueError when x does not fit the weight, or out_dtype is neither.
     """
     out_dtype = out_dtype or x.dtype
+    if out_dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"out_dtype={out_dtype}: a CPU linear gives torch.float32 or torch.bfloat16")
+    out = torch.empty(len(x), packed.out_features, dtype=out_dtype)
+    _multiply(x, packed, out, STORE)
+    return out
+
+
+def linear_add(x: torch.Tensor, packed: PackedLinear, residual: torch.Tensor) -> None:
+    """residual float32 [T, N] += `linear(x, packed)`. Raises ValueError where the three do not fit."""
+    shape = (len(x), packed.out_features)
+    if residual.shape != shape or residual.dtype != torch.float32 or residual.stride(1) != 1:
+        raise ValueError(
+            f"residual is {residual.dtype} {list(residual.shape)}; this linear adds to float32 {list(shape)}"
+        )
+    _multiply(x, packed, residual, ADD)
+
+
+def linear_silu_mul(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    """silu(gate) · up [T, I] in x's dtype, where `linear` would give gate | up. Raises ValueError where x does not fit."""
+    out = torch.empty(len(x), packed.out_features, dtype=x.dtype)
+    _multiply(x, packed, out, SILU_MUL)
+    return out
+
+
+def _multiply(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, epilogue: int) -> None:
     if x.ndim != 2 or x.shape[1] != packed.in_features or x.dtype != packed.dtype or not x.is_cpu:
         takes = f"{packed.dtype} [tokens, {packed.in_features}] on the cpu"
         raise ValueError(f"x is {x.dtype} {list(x.shape)} on {x.device}; this linear takes {takes}")
-    if out_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"out_dtype={out_dtype}: a CPU linear gives torch.float32 or torch.bfloat16")
-    m, n = len(x), packed.out_features
-    out = torch.empty(m, n, dtype=out_dtype)
+    if packed.gated != (epilogue == SILU_MUL):
+        raise ValueError(
+            f"a weight packed with gated={packed.gated} serves {'linear_silu_mul' if packed.gated else 'linear'} alone"
+        )
+    m = len(x)
     if m == 0:
-        return out
+        return
     if x.stride(1) != 1:
         x = x.contiguous()
     kind = _kind(packed.dtype, packed.quantization)
@@ -278,10 +350,9 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, out_dtype: torch.dtype | No
     _PRODUCTS[kind](
         x.data_ptr(), x.stride(0) * x.itemsize, x.dtype is torch.bfloat16, records, quantizers,
         packed.data.data_ptr(), 0 if packed.scale is None else packed.scale.data_ptr(), bias.data_ptr(), bias_step,
-        out.data_ptr(), out.stride(0) * out.itemsize, out_dtype is torch.bfloat16, m, n, steps,
+        out.data_ptr(), out.stride(0) * out.itemsize, out.dtype is torch.bfloat16, epilogue, m, packed.out_features, steps,
         _num_blocks(m, x_bytes, KINDS[kind].rows, panels), num_threads(),
     )  # fmt: skip
-    return out
 
 
 def _padded(x: torch.Tensor, columns: int) -> torch.Tensor:

@@ -61,6 +61,13 @@ def exp2_f32(x):
 
 
 @inline
+def silu(x):
+    """x / (1 + e^−x) of a float32, for loops that LLVM vectorises: −0 where e^−x overflows, NaN for NaN and −inf."""
+    share = float32(1.0) / (float32(1.0) + exp2_f32(min(-LOG2_E * x, float32(126.0))))
+    return x * (float32(0.0) if -LOG2_E * x > float32(126.0) else share)
+
+
+@inline
 def load_row(address, bf16, out, n):
     """Copies n elements at `address`, bfloat16 or float32, to the float32 array `out`."""
     if bf16:

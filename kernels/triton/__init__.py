@@ -9,7 +9,7 @@ from ..reference import gather_kv
 from .attention import paged_attention
 from .cache import copy_pages, page_layout, write_kv
 from .elementwise import add_rms_norm, rms_norm, rotary, silu_mul
-from .linear import linear, pack_linear
+from .linear import linear, linear_add, linear_silu_mul, pack_linear
 from .sampling import greedy, sample
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "gather_kv",
     "greedy",
     "linear",
+    "linear_add",
+    "linear_silu_mul",
     "pack_linear",
     "page_layout",
     "paged_attention",

@@ -16,11 +16,17 @@ import triton.language as tl
 
 from .. import reference
 from .attention import Tile
+from .elementwise import silu_mul
 from .launch import dot, launch, power_of_2
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, quantization: str | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    *,
+    gated: bool = False,
 ) -> reference.PackedLinear | reference.Int8Linear:
     if quantization == "int8-dynamic":
         raise ValueError(
@@ -80,6 +86,14 @@ def linear(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
+
+
+def linear_add(x: torch.Tensor, packed: reference.PackedLinear | reference.Int8Linear, residual: torch.Tensor) -> None:
+    residual += linear(x, packed, out_dtype=torch.float32)
+
+
+def linear_silu_mul(x: torch.Tensor, packed: reference.PackedLinear | reference.Int8Linear) -> torch.Tensor:
+    return silu_mul(linear(x, packed))
 
 
 def _dense(x: torch.Tensor, packed: reference.PackedLinear, out_dtype: torch.dtype) -> torch.Tensor:

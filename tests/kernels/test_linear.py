@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from kvscope.kernels import reference
 from kvscope.kernels.cpu import compiler
-from kvscope.kernels.cpu.linear import linear, pack_linear
+from kvscope.kernels.cpu.linear import linear, linear_add, linear_silu_mul, pack_linear
 
 DTYPES = [torch.float32, torch.bfloat16]
 QUANTIZATIONS = [None, "int8", "int8-dynamic"]
@@ -39,6 +39,58 @@ def test_matches_float64(n, k, m, bias, dtype, out_dtype):
     assert ((got.double() - want).abs() <= sums + 1.01 * EPS[out_dtype] * want.abs()).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k", "m"), SHAPES)
+def test_a_product_is_added_to_the_residual_stream(n, k, m, bias, quantization, dtype):
+    x, weight, b = problem(n, k, m, dtype, bias=bias)
+    packed = pack_linear(weight, b, dtype, quantization)
+    before = torch.randn(m, n + 3)
+    residual = before.clone()
+    linear_add(x, packed, residual[:, 1 : n + 1])  # columns of a wider tensor
+    want = before[:, 1 : n + 1] + linear(x, packed, out_dtype=torch.float32)
+    torch.testing.assert_close(residual[:, 1 : n + 1], want, rtol=2e-6, atol=2e-6 * k**0.5)
+    assert torch.equal(residual[:, 0], before[:, 0]) and torch.equal(residual[:, n + 1 :], before[:, n + 1 :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k", "m"), SHAPES)
+def test_a_gate_is_applied_to_sums_that_were_not_rounded(n, k, m, bias, quantization, dtype):
+    x, weight, b = problem(2 * n, k, m, dtype, bias=bias)
+    got = linear_silu_mul(x, pack_linear(weight, b, dtype, quantization, gated=True))
+    gate, up = linear(x, pack_linear(weight, b, dtype, quantization), out_dtype=torch.float32).double().chunk(2, -1)
+    want = F.silu(gate) * up
+    assert got.dtype == dtype and got.shape == (m, n)
+    sums = 4e-6 * (k**0.5 + gate.abs() + up.abs()) * (1 + gate.abs() + up.abs())
+    assert ((got.double() - want).abs() <= sums + 1.01 * EPS[dtype] * want.abs()).all()
+
+
+def test_gates_far_from_zero():
+    packed = pack_linear(torch.tensor([[1.0], [1.0]]), None, torch.float32, gated=True)
+    x = torch.tensor([[-1e30], [-200.0], [200.0], [float("nan")]])
+    got = linear_silu_mul(x, packed)[:, 0]
+    torch.testing.assert_close(got, F.silu(x[:, 0]) * x[:, 0], rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+def test_a_weight_serves_the_product_it_was_packed_for():
+    x, residual = torch.ones(2, 4), torch.zeros(2, 6)
+    gated, plain = (pack_linear(torch.ones(6, 4), None, torch.float32, gated=g) for g in (True, False))
+    for call in (
+        lambda: linear(x, gated),
+        lambda: linear_silu_mul(x, plain),
+        lambda: linear_add(x, gated, residual[:, :3]),
+    ):
+        with pytest.raises(ValueError, match="gated="):
+            call()
+    with pytest.raises(ValueError, match="residual is"):
+        linear_add(x, plain, residual[:, :5])
+    with pytest.raises(ValueError, match="7 rows"):
+        pack_linear(torch.ones(7, 4), None, torch.float32, gated=True)
+
+
 @pytest.mark.parametrize("k", [576, 1536, 8192])
 def test_float32_is_as_exact_as_torch(k):
     x, weight, _ = problem(320, k, 32, torch.float32, bias=False)
@@ -53,9 +105,14 @@ def test_float32_is_as_exact_as_torch(k):
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(quantization, dtype):
     x, weight, b = problem(200, 300, 700, dtype, bias=True)
     packed = pack_linear(weight, b, dtype, quantization)
-    together = linear(x, packed)
+    gated = pack_linear(weight, b, dtype, quantization, gated=True)
+    together, products, stream = linear(x, packed), linear_silu_mul(x, gated), torch.ones(700, 200)
+    linear_add(x, packed, stream)
     for rows in (1, 2, 7, 12, 13, 32):
-        assert torch.equal(linear(x[300 : 300 + rows], packed), together[300 : 300 + rows])
+        some, added = slice(300, 300 + rows), torch.ones(rows, 200)
+        linear_add(x[some], packed, added)
+        assert torch.equal(linear(x[some], packed), together[some])
+        assert torch.equal(linear_silu_mul(x[some], gated), products[some]) and torch.equal(added, stream[some])
     before = compiler.num_threads()
     try:
         compiler.set_num_threads(1)
