@@ -26,6 +26,7 @@ def add_parser(commands) -> argparse._SubParsersAction:
     _add_batches(latency)
     latency.add_argument("--quantization", choices=("none", *QUANTIZATIONS), nargs="+", default=["none"],
                          help="of our weights; several take turns in one run")  # fmt: skip
+    latency.add_argument("--enforce-eager", action="store_true", help="beside ours, ours without replayed steps")
 
     throughput = _benchmark(benchmarks, "throughput", "mixed requests, all submitted at once")
     throughput.add_argument("--requests", type=at_least(1), default=32, help="how many (default 32)")

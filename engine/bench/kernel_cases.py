@@ -54,7 +54,7 @@ class Shapes:
 def cases(kernels: dict[str, Ops], shapes: Shapes) -> Iterator[Case]:
     """One after the other, so that only one holds its memory."""
     torch.manual_seed(0)
-    for make in (_norms, _rotary, _silu, _pages, attention_cases, _linears, _sampling):
+    for make in (_norms, _rotary, _silu, _pages, attention_cases, _linears, _epilogues, _sampling):
         yield from make(kernels, shapes)
 
 
@@ -190,6 +190,32 @@ def _linear(kernels, s, name, n, k, layers, all_rows):
         runs["torch"] = in_turn(partial(F.linear, x), weights)
         moved = weights[0].nbytes + x.nbytes + rows * n * dtype.itemsize
         yield Case(f"linear, {name}", f"{rows} × {k} → {n}", moved, 2 * rows * n * k, runs)
+
+
+def _epilogues(kernels, s):
+    """The two products of a layer that end otherwise than as a product."""
+    dtype, hidden, inner, layers = s.spec.dtype, s.spec.hidden_size, s.intermediate, range(s.spec.num_layers)
+    down = [torch.randn(hidden, inner).to(dtype) for _ in layers]
+    both = [torch.randn(2 * inner, hidden).to(dtype) for _ in layers]
+    packed = {which: [k.pack_linear(w, None, dtype) for w in down] for which, k in kernels.items()}
+    gated = {which: [k.pack_linear(w, None, dtype, gated=True) for w in both] for which, k in kernels.items()}
+    for rows in sorted({1, s.decode, s.prefill}):
+        x, residual = torch.randn(rows, inner).to(dtype), torch.zeros(rows, hidden)
+        runs = {which: in_turn(partial(_add, k.linear_add, x, residual), packed[which]) for which, k in kernels.items()}
+        runs["torch"] = in_turn(lambda w, x=x, to=residual: to.add_(F.linear(x, w)), down)
+        moved = down[0].nbytes + x.nbytes + 2 * residual.nbytes
+        yield Case("linear_add, down", f"{rows} × {inner} → {hidden}", moved, 2 * rows * inner * hidden, runs)
+        x = torch.randn(rows, hidden).to(dtype)
+        runs = {which: in_turn(partial(k.linear_silu_mul, x), gated[which]) for which, k in kernels.items()}
+        runs["torch"] = in_turn(lambda w, x=x: _plain_silu_mul(F.linear(x, w)), both)
+        moved = both[0].nbytes + x.nbytes + rows * inner * dtype.itemsize
+        yield Case(
+            "linear_silu_mul, gate and up", f"{rows} × {hidden} → {inner}", moved, 4 * rows * inner * hidden, runs
+        )
+
+
+def _add(linear_add, x, residual, packed):
+    linear_add(x, packed, residual)
 
 
 def _sampling(kernels, s):

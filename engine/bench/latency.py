@@ -7,6 +7,7 @@ take turns (A B A B …), also engines of ours with other weights, and the ceili
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 from .contender import Kvscope, decode_seconds, equal_prompts
 from .floor import decode_floor, prefill_floor
@@ -22,7 +23,7 @@ def run(options) -> int:
     most = max(*options.batch, PREFILL_BATCH)
     blocks = 1 + most * -(-(options.prompt + options.new) // 16)
     ours = {}  # by name of the weights
-    for name in options.quantization:
+    for name, eager in product(options.quantization, (False, True) if options.enforce_eager else (False,)):
         quantization = None if name == "none" else name
         engine = Kvscope(
             options.model,
@@ -30,8 +31,9 @@ def run(options) -> int:
             quantization=quantization,
             num_blocks=blocks,
             max_num_batched_tokens=1024,
+            enforce_eager=eager,
         )
-        ours[quantization or engine.engine.info.dtype] = engine
+        ours[(quantization or engine.engine.info.dtype) + (", eager" if eager else "")] = engine
     info = next(iter(ours.values())).engine.info
     theirs = transformers_like(next(iter(ours.values())).engine)
     prompts = equal_prompts(most, options.prompt, info.spec.vocab_size)
