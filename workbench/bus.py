@@ -35,9 +35,18 @@ UNFOLD_SECONDS = 15
 SLOWEST_PERIOD = 2.0  # seconds: below the stale banner's, however slow the browser
 
 JS = r"""
+const page = root.document;
+if (!page.rowsLast) {
+  // A change of layout is painted at once: also a text whose source has fewer rows now, and of which BokehJS makes the labels
+  // later. So rows change last.
+  const apply = page.apply_json_patch.bind(page), rows = ({kind}) => kind.startsWith("Column");
+  page.apply_json_patch = (patch, ...more) =>
+    apply({...patch, events: [...patch.events.filter((event) => !rows(event)), ...patch.events.filter(rows)]}, ...more);
+  page.rowsLast = true;
+}
 if (twin) {
   // jupyter_bokeh sends every change that it has just applied back to the kernel, where it would undo newer ones.
-  const page = root.document, tell = page._trigger_on_change.bind(page);
+  const tell = page._trigger_on_change.bind(page);
   page._trigger_on_change = (event) => {
     if (event.kind === "MessageSent" || event.model === bus) tell(event);
   };

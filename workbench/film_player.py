@@ -2,7 +2,8 @@
 
 The film's cells become properties of Bokeh models again. To show a moment the player looks up which version of each cell holds
 there and gives the document those that differ from what it shows, as one patch; so a step back costs what a step on costs. It
-obeys the messages of the page's own script (see `bus`): buttons, keys, tabs and the track are those of the live page.
+obeys the messages of the page's own script (see `bus`): buttons, keys, tabs and the track are those of the live page. What is
+selected is lit in the pool and in the lists, over what the film holds.
 """
 
 from __future__ import annotations
@@ -74,7 +75,53 @@ async function play(run) {
       }
     }
     if (patch.size) shown.apply_json_patch({events: [...patch.values()]});
+    light();
     document.body.className = picks.dark === "true" ? "dark" : "";
+  };
+
+  // -- the selection ---------------------------------------------------------------------------------------------------
+
+  let chosen = null;
+  const sheet = shown.get_model_by_id(run.sheet), plain = sheet.css, filmed = new Map();
+  for (const cell of cells) filmed.set(`${cell.model} ${cell.column}`, cell);
+  const reads = (id) => { const [starts, versions] = run.reads[id] ?? [[0], [[[]]]]; return value({}, versions, versionAt(starts)); };
+  const living = () => Object.keys(run.reads).map(Number).filter((id) => reads(id).length);
+  const pools = run.pools.map(({columns, chosen: ring, dimmed}) => ({
+    columns, ring: shown.get_model_by_id(ring),
+    dimmed: dimmed.map(([id, column, by]) => {
+      const source = shown.get_model_by_id(id);
+      return {column, by, source, codes: Array.from(source.data[column]), cell: filmed.get(`${id} ${column}`), seen: undefined};
+    }),
+  }));
+  const light = () => {
+    const block = chosen?.kind === "block" ? [chosen.id] : [];
+    const requests = block.length ? living().filter((id) => reads(id).includes(chosen.id)) : chosen ? [chosen.id] : [];
+    const lit = new Set([...block, ...requests.flatMap(reads)]), ringed = block.length ? block : [...lit];
+    for (const {columns, ring, dimmed} of pools) {
+      for (const part of dimmed) {
+        const {column, by, source, cell} = part, {data} = source;
+        if (cell && cell.value !== part.seen) {              // the film has just written it
+          part.seen = cell.value;
+          part.codes = Array.from(data[column]);
+        }
+        const place = (row) => data.x ? Math.floor(data.y[row]) * columns + Math.floor(data.x[row]) : row;
+        const now = part.codes.map((code, row) => chosen && !lit.has(place(row)) && (column !== "alpha" || code) ? code + by : code);
+        if (now.some((code, row) => code !== data[column][row])) source.data = {...data, [column]: now};
+      }
+      if (ring.data.x.length || ringed.length) ring.data = {x: ringed.map((id) => id % columns), y: ringed.map((id) => Math.floor(id / columns))};
+    }
+    const rows = requests.map((id) => `[data-r="${id}"]`).join() || "[none]";
+    sheet.css = !chosen ? plain : `${plain}
+      [data-r]:not(${rows}){opacity:.45} .row:is(${rows}){border-color:var(--accent);background:var(--accent-soft)}`;
+  };
+  const choose = (kind, id) => {
+    chosen = chosen?.kind === kind && chosen.id === id ? null : {kind, id};
+    light();
+    if (chosen) said.textContent = `${kind === "block" ? "Block" : "Request"} ${id} is highlighted in the pool and in the lists; Esc clears it.`;
+  };
+  const beside = (by) => {
+    const all = living(), from = chosen?.kind === "request" ? all.indexOf(chosen.id) : -1;
+    if (all.length) choose("request", all[from < 0 ? (by > 0 ? 0 : all.length - 1) : (from + by + all.length) % all.length]);
   };
 
   // -- the player ----------------------------------------------------------------------------------------------------
@@ -105,12 +152,13 @@ async function play(run) {
     else said.textContent = `The recording ${by > 0 ? "ends before" : "begins after"} ${run.ends[kind]}.`;
   };
   const flip = (axis) => { picks[axis] = picks[axis] === "true" ? "false" : "true"; draw(); };
-  const choose = (axis) => (name) => { picks[axis] = name; draw(); };
+  const set = (axis) => (name) => { picks[axis] = name; draw(); };
   const acts = {
     toggle: () => { if (picks.playing === "true") { stop(); draw(); } else start(); },
     step: () => go(at + 1), back: () => go(at - 1), first: () => go(0), now: () => go(last),
     next_event: () => seek("event", 1), previous_event: () => seek("event", -1),
-    tables: () => flip("tables"), theme: () => flip("dark"), clear: () => {},
+    tables: () => flip("tables"), theme: () => flip("dark"),
+    clear: () => { chosen = null; light(); }, previous: () => beside(-1), next: () => beside(1),
   };
   const obey = {
     do: (what) => (acts[what] ?? refuse)(), goto: goTo, until: (kind) => seek(kind, 1), table: (name) => flip(`table:${name}`),
@@ -118,7 +166,7 @@ async function play(run) {
       picks.speed = speed;
       if (picks.playing === "true") { stop(); start(); } else draw();
     },
-    tab: choose("tab"), filter: choose("filter"), label: choose("label"),
+    tab: set("tab"), filter: set("filter"), label: set("label"), select: choose,
     hello: focus, width: () => {}, period: () => {}, resync: () => {},
   };
   const refuse = () => { said.textContent = "That needs a live workbench; this is a recording."; };

@@ -1,30 +1,35 @@
 """A recording filmed: the workbench's own screen, drawn at every moment, for every choice that a file lets its reader make.
 
 What is filmed apart from the step: the player's buttons while it plays and at each speed, the tabs, each panel as a drawing and as
-a table, the log with each filter, the pool with each label, and all of it in both themes. What needs an engine or a selection is
-taken off the page.
+a table, the log with each filter, the pool with each label, and all of it in both themes. A selection is not: for that the file
+holds which blocks each request reads, and the player lights them. What needs an engine is taken off the page.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from bokeh.document import Document
-from bokeh.models import Column, Div, InlineStyleSheet
+from bokeh.events import Tap
+from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet
+from bokeh.plotting import figure
 from kvscope.engine.breakpoint import NAMES
+from kvscope.engine.snapshot import RequestState
 
-from .film import Axes, Cell, Film, Strips, heeded
+from .film import Axes, Cell, Film, Strip, Strips, heeded
 from .layout import Panel, Screen
 from .player import PLAYED
 from .recorder import Recording, Series
 from .selection import TABS, Choices
 from .theme import THEMES, OwnerSlots
 from .tick import Tick
+from .views.block_cells import DIMMED
+from .views.block_map import BlockMap
 from .views.event_log import FILTERS
 from .views.header import KEYS, Status, foot_html
 from .views.player_html import SPEEDS, UNTIL
@@ -32,10 +37,12 @@ from .views.player_html import SPEEDS, UNTIL
 _NO_YES = ("false", "true")
 _PLAYER: Axes = {"playing": _NO_YES, "speed": tuple("" if speed is None else f"{speed:g}" for speed in SPEEDS)}
 _TABS: Axes = {"tab": TABS, "tables": _NO_YES}
-_KEYS_WITH_PYTHON = frozenset({"[</kbd> <kbd>]", "R", "/", "Ctrl</kbd> <kbd>Enter", "Esc"})
-_ONLY_WITH_PYTHON = (
-    """[data-do=reset],[data-do=room]{display:none!important} [data-r],[data-b]{cursor:default!important}"""
-)
+_KEYS_WITH_PYTHON = frozenset({"R", "/", "Ctrl</kbd> <kbd>Enter"})
+_ONLY_WITH_PYTHON = "[data-do=reset],[data-do=room]{display:none!important}"
+_TAPPED = """
+const [count, columns] = cursor.tags, x = Math.floor(cb_obj.x), block = Math.floor(cb_obj.y) * columns + x;
+if (x >= 0 && x < columns && block >= 0 && block < count) bus.tags = [Date.now() + 0.5, "select", "block", block];
+"""
 
 
 def filmed(
@@ -43,9 +50,11 @@ def filmed(
 ) -> tuple[dict[str, Any], str]:
     """(what the player in the file gets, the last state as plain HTML). `steps`: those that are kept, ascending."""
     takes = [_Take(theme), _Take(next(name for name in THEMES if name != theme))]
+    reads: dict[int, Strip] = {}
     track = SimpleNamespace(series=_between(recording.series, steps[0], steps[-1]))
     for moment, step in enumerate(steps):
         tick = Tick(recording.at(step), None, slots, recording=track)
+        _note_reads(reads, moment, tick.snapshot.requests)
         for take in takes:
             take.draw(moment, tick, takes[0], Status(at=step, newest=steps[-1], engine="", file=title, closed=True))
     kinds = ("event", *UNTIL)
@@ -53,6 +62,9 @@ def filmed(
         "document": takes[0].film.json,
         "root": takes[0].screen.root.id,
         "bus": takes[0].screen.bus.id,
+        "sheet": takes[0].sheet.id,
+        "pools": takes[0].pools(),
+        "reads": {number: [strip.at, strip.versions] for number, strip in reads.items()},
         "steps": steps,
         "events": {kind: _moments(recording.steps_with(*NAMES[kind][1]), steps) for kind in kinds},
         "ends": {kind: NAMES[kind][0] for kind in kinds},
@@ -64,6 +76,18 @@ def filmed(
         ],
     }
     return run, takes[0].screen.saved_copy(tick, "This is a recording: nothing runs here.")
+
+
+def _note_reads(reads: dict[int, Strip], moment: int, requests: Sequence[RequestState]) -> None:
+    """Which blocks each request reads."""
+    now: dict[int, set[int]] = {number: set() for number in reads}
+    for request in requests:
+        now.setdefault(request.id, set()).update(b for t in request.block_tables for b in t.tolist() if b > 0)
+    for number, blocks in now.items():
+        if number not in reads:
+            reads[number] = Strip()
+            reads[number].add(0, [])
+        reads[number].add(moment, sorted(blocks))
 
 
 class _Take:
@@ -79,7 +103,7 @@ class _Take:
         self.film: Film
 
     def _without_python(self) -> None:
-        screen, sheet = self.screen, InlineStyleSheet(css=_ONLY_WITH_PYTHON)
+        screen, self.sheet = self.screen, InlineStyleSheet(css=_ONLY_WITH_PYTHON)
         for column in screen.root.select({"type": Column}):
             if screen.note in column.children:
                 column.css_classes = ["kv-off"]  # the submit form
@@ -88,11 +112,14 @@ class _Take:
                 panel.root.css_classes = ["kv-off"]  # this machine, now: no part of what was recorded
         screen.panels = [panel for panel in screen.panels if panel.name != "host"]
         for part in screen.root.select({"type": Div}):
-            part.stylesheets = [*part.stylesheets, sheet]
+            part.stylesheets = [*part.stylesheets, self.sheet]
         screen.header.foot.text = foot_html([(key, text) for key, text in KEYS if key not in _KEYS_WITH_PYTHON])
 
     def _load_film(self, like: Film | None) -> None:
         """At the first moment: which models heed which choices."""
+        for fig, _ in self._maps():
+            cursor = fig.select_one({"name": "cursor"}).data_source
+            fig.js_on_event(Tap, CustomJS(args={"bus": self.screen.bus, "cursor": cursor}, code=_TAPPED))
         self.film, header = Film(self.document, like), self.screen.header
         self._player = [*self.film.inside(header.buttons.id), *self.film.inside(header.position.id)]
         self._options = self.film.inside(header.tabs.id)
@@ -100,6 +127,25 @@ class _Take:
         apart = {*self._player, *self._options, *itertools.chain.from_iterable(ids for *_, ids in self._panels)}
         messages = {*self.film.inside(self.screen.pulse.id), *self.film.inside(self.screen.bus.id)}  # not what is seen
         self._rest = [model for model in self.film.ids if model not in apart | messages]
+
+    def _maps(self) -> Iterator[tuple[figure, dict[str, ColumnDataSource]]]:
+        """Each picture of the pool, and its sources."""
+        for panel in self.screen.panels:
+            if isinstance(panel.view, BlockMap):
+                yield panel.view.figure, panel.view.sources
+
+    def pools(self) -> list[dict[str, Any]]:
+        """What a selection changes in each picture of the pool, where its blocks are cells."""
+        columns = {"cells": "dim", "hatch": "alpha", "strips": "code"}
+        return [
+            {
+                "columns": fig.select_one({"name": "cursor"}).data_source.tags[1],
+                "chosen": sources["chosen"].id,
+                "dimmed": [[sources[name].id, column, DIMMED[column]] for name, column in columns.items()],
+            }
+            for fig, sources in self._maps()
+            if "cells" in sources
+        ]
 
     def draw(self, moment: int, tick: Tick, first: _Take, status: Status) -> None:
         choices, header = self.choices, self.screen.header

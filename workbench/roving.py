@@ -83,7 +83,7 @@ function roving(el, send, index) {
   };
   const tell = ({cursor, cells}, block) => {
     const data = cells.data, words = cursor.tags[2], code = (data.face ?? data.image[0])[block];
-    const more = data.about && `, generation ${data.generation[block]}, read by ${data.about[block]}, ${data.filled[block]} slots written`;
+    const more = data.about && `, generation ${data.generation[block]}, read by ${data.about[block]}; ${data.filled[block]} slots written`;
     say(`Block ${block}: ${words[Math.min(code, words.length - 1)]}${data.about?.[block] ? more : ""}`);
   };
   const stand = (pool, block) => { places.set(pool.cursor, block); draw(pool, block); tell(pool, block); };

@@ -96,7 +96,7 @@ def test_the_pool_has_a_cursor(keys, shots):
     keys.press("ArrowUp", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowLeft", "ArrowLeft")
     assert cursor(keys) == [[0, 0]], "it stays inside of the pool"
     keys.press("ArrowRight")
-    keys.says("/Block 1: shared, generation 1, read by 1, 2, 3, \\d+ slots written/")
+    keys.says("/Block 1: shared, generation 1, read by 1, 2, 3; \\d+ slots written/")
     keys.press("Enter")
     keys.highlighted("Block 1")
     assert keys.focus()["pool"], "it goes on from where it is"

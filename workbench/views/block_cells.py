@@ -20,6 +20,7 @@ from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_
 
 GAP = 0.085  # between cells, in cells
 _IDLE_STEPS, _IDLE_LEVELS = 60, 6  # a hatch pales over 60 idle steps, in 6 levels
+DIMMED = {"dim": 1, "alpha": _IDLE_LEVELS + 1, "code": len(OWNER_HUES)}  # what dimming adds to a code, by column
 _STRIP = 8  # owner hues on a shared block
 _FONTS = (15.5, 14, 13, 11.5)  # px by label length: up to 2, 3, 4, more
 
@@ -140,7 +141,7 @@ class CellGrid:
         wide = 1 - 2 * self.gap - 0.2
         self.strip_bars = fig.rect(
             "x", at("y", self.gap + 0.125), width=by_code("count", [wide / max(1, n) - 0.02 for n in range(_STRIP + 1)]),
-            height=0.115, source=self.strips, fill_color=self._strip, line_color=None,
+            height=0.115, source=self.strips, fill_color=self._strip, line_color=None, name="strips",
         )  # fmt: skip
         self.pinned = fig.patches("xs", "ys", source=self.corners, line_color=None, fill_alpha="alpha")
         if self.labelled:
@@ -211,7 +212,7 @@ class CellGrid:
         rows.flush()
         idle = np.clip((snapshot.step - snapshot.last_used_step) * _IDLE_LEVELS // _IDLE_STEPS, 0, _IDLE_LEVELS)
         cached = state == BlockState.CACHED
-        self.hatch_rows.set("alpha", np.where(cached, 1 + idle + dimmed * (_IDLE_LEVELS + 1), 0))
+        self.hatch_rows.set("alpha", np.where(cached, 1 + idle + dimmed * DIMMED["alpha"], 0))
         self.hatch_rows.flush()
         self._update_strips(frame, lit)
         self._update_few(frame, lit)
@@ -261,7 +262,7 @@ class CellGrid:
             x.extend(self.x[block] + self.gap + 0.1 + (i + 0.5) * width for i in range(len(hues)))
             y.extend([int(self.y[block])] * len(hues))
             dimmed = lit is not None and not lit[block]
-            codes.extend(hue + len(OWNER_HUES) * dimmed for hue in hues)
+            codes.extend(hue + DIMMED["code"] * dimmed for hue in hues)
             counts.extend([len(hues)] * len(hues))
         small = {"y": y, "code": codes, "count": counts}
         self.strips.data = {"x": np.array(x, np.float32)} | {k: np.array(v, np.uint8) for k, v in small.items()}
