@@ -6,7 +6,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 
 | in the page | message |
 |---|---|
-| data-do="run" | ["do", "run"] |
+| data-do="run" | ["do", "run"]; with Shift on Step and Back a part of a step: ["do", "sub_step"], ["do", "sub_back"] |
 | data-tab, data-table, data-filter, data-sample, data-token | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label, data-pace, data-speed | ["label" …, its value]; ["until", kind] where that is what was chosen |
@@ -101,7 +101,11 @@ function attach(el) {
       const data = node.dataset;
       if (!data || node.disabled) continue;
       if (data.send !== undefined) return submit(node.closest("[data-form]"), data.send || "submit");
-      if (data.do) { event.preventDefault(); return act[data.do] ? act[data.do]() : send("do", data.do); }
+      if (data.do) {
+        const what = (event.shiftKey && {step: "sub_step", back: "sub_back"}[data.do]) || data.do;
+        event.preventDefault();
+        return act[what] ? act[what]() : send("do", what);
+      }
       if (data.tab) return show(data.tab);
       if (data.table) return send("table", data.table);
       if (data.filter) return send("filter", data.filter);
@@ -136,7 +140,7 @@ function attach(el) {
   };
   const {key: walk, redrawn} = roving(el, send, cb_context.index);
   const keys = {" ": "toggle", ArrowRight: "step", ArrowLeft: "back", Home: "first", End: "now", "[": "previous",
-                "]": "next", Escape: "clear", t: "tables", r: "room", d: "theme", "?": "help", "/": "prompt"};
+                "]": "next", Escape: "clear", s: "sub_step", S: "sub_back", t: "tables", r: "room", d: "theme", "?": "help", "/": "prompt"};
   el.addEventListener("keydown", (event) => {
     const at = event.composedPath()[0];
     event.stopPropagation();

@@ -37,7 +37,7 @@ from .views.player_html import SPEEDS, UNTIL
 _NO_YES = ("false", "true")
 _PLAYER: Axes = {"playing": _NO_YES, "speed": tuple("" if speed is None else f"{speed:g}" for speed in SPEEDS)}
 _TABS: Axes = {"tab": TABS, "tables": _NO_YES}
-_KEYS_WITH_PYTHON = frozenset({"R", "/", "Ctrl</kbd> <kbd>Enter"})
+_KEYS_WITH_PYTHON = frozenset({"R", "S</kbd>, <kbd>Shift</kbd> + <kbd>S", "/", "Ctrl</kbd> <kbd>Enter"})
 _ONLY_WITH_PYTHON = "[data-do=reset],[data-do=room]{display:none!important}"
 _TAPPED = """
 const [count, columns] = cursor.tags, x = Math.floor(cb_obj.x), block = Math.floor(cb_obj.y) * columns + x;

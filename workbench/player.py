@@ -19,6 +19,8 @@ from kvscope.engine.breakpoint import NAMES
 from kvscope.engine.config import is_integer
 from kvscope.engine.events import EventKind
 
+from .sub_step import PARTS, SubStep
+
 if TYPE_CHECKING:
     from .recorder import Recording
 
@@ -34,6 +36,7 @@ class Player:
         self._lock = threading.RLock()
         self._file = shown
         self._at = None if shown is None else shown.last_step
+        self._part = len(PARTS)  # of the step that is looked at, how much of it is done; the last: all
         self._moment: tuple[Any, Any] = (None, None)
         self._playing = False
         self._played_at = 0.0
@@ -51,6 +54,11 @@ class Player:
     def at(self) -> int | None:
         """The step that is looked at; None: live."""
         return self._at
+
+    @property
+    def part(self) -> int:
+        """How many of the six parts of the step that is looked at are done: 6 but inside of a step."""
+        return self._part
 
     @property
     def shows_file(self) -> bool:
@@ -77,8 +85,10 @@ class Player:
             recording = self.recording
             assert recording is not None
             self._at = max(self._at, recording.first_step)  # an old step may have been dropped to make room
-            if self._moment[0] != (self.origin, self._at):
-                self._moment = (self.origin, self._at), recording.at(self._at)
+            wanted = (self.origin, self._at, self._part)
+            if self._moment[0] != wanted:
+                inside = self._part < len(PARTS) and self._at > recording.first_step
+                self._moment = wanted, SubStep(recording, *wanted[1:]) if inside else recording.at(self._at)
             return self._moment[1]
 
     # -- moving -------------------------------------------------------------------------------------------------------
@@ -87,8 +97,8 @@ class Player:
         """Look at the end of this step. Raises ValueError, naming the steps that there are, for one that was not recorded."""
         with self._lock:
             moment = self._require().at(step)
-            self._at, self._playing = step, False
-            self._moment = (self.origin, step), moment
+            self._at, self._part, self._playing = step, len(PARTS), False
+            self._moment = (self.origin, step, self._part), moment
             return step
 
     def back(self, n: int = 1) -> int:
@@ -114,8 +124,25 @@ class Player:
     def now(self) -> None:
         """Back to live; in a file, to its last step."""
         with self._lock:
-            self._playing = False
+            self._playing, self._part = False, len(PARTS)
             self._at = None if self._file is None else self._file.last_step
+
+    def sub_step(self, by: int) -> bool:
+        """One part of a step on (`by` 1), from the end of a step into the next one, or back (−1); False where nothing is recorded
+        there. After the last part of the newest step it is live."""
+        with self._lock:
+            recording = self._require()
+            step = recording.last_step if self._at is None else self._at
+            parts = (step - recording.first_step) * len(PARTS) + self._part - len(PARTS) + by
+            if not 0 <= parts <= (recording.last_step - recording.first_step) * len(PARTS):
+                return False
+            step, part = recording.first_step + -(-parts // len(PARTS)), (parts - 1) % len(PARTS) + 1
+            if part == len(PARTS) and step == recording.last_step:
+                self.now()
+            else:
+                self.goto(step)
+                self._part = part
+            return True
 
     def seek(self, by: int, kinds: frozenset[EventKind] = NAMES["event"][1]) -> bool:
         """To the next (`by` 1) or previous (−1) recorded step with such an event; False where there is none."""
@@ -136,6 +163,7 @@ class Player:
         with self._lock:
             if self._at is None:
                 return
+            self._part = len(PARTS)
             if self._file is not None and self._at >= self._file.last_step:
                 self._at = self._file.first_step
             self._playing, self._played_at = True, now
@@ -164,7 +192,7 @@ class Player:
     def show(self, recording: Recording, now: float) -> None:
         """Show a recording in the place of the engine, from its start, playing. The engine is left alone."""
         with self._lock:
-            self._file, self._at = recording, recording.first_step
+            self._file, self._at, self._part = recording, recording.first_step, len(PARTS)
             self.origin += 1
             self._playing, self._played_at = True, now
 
@@ -173,7 +201,7 @@ class Player:
         with self._lock:
             if not self.can_leave:
                 raise RuntimeError("this workbench shows a recording and has no engine to go back to")
-            self._file, self._at, self._playing = None, None, False
+            self._file, self._at, self._part, self._playing = None, None, len(PARTS), False
             self.origin += 1
 
     def _require(self) -> Recording:

@@ -25,7 +25,8 @@ MOST_MISSED = 20_000  # when a view is seen again after a while, or time has jum
 
 class Tick:
     """`engine` is whatever has `events`, `snapshot()`, `handles()`, `decode_token()`, `info` and `state`: an engine, or a
-    `Moment` of a recording. `origin` differs where another recording is shown; `recording` is what the player's track draws."""
+    `Moment` of a recording. `origin` differs where another recording is shown; `part` says how much of the step is done, as
+    `Player.part`; `recording` is what the player's track draws."""
 
     def __init__(
         self,
@@ -34,12 +35,18 @@ class Tick:
         slots: OwnerSlots,
         *,
         origin: int = 0,
+        part: int = 0,
         recording: Recording | None = None,
     ):
         self._engine, self._selection, self._slots = engine, selection, slots
-        self.origin, self.recording = origin, recording
+        self.origin, self.part, self.recording = origin, part, recording
         self.now = time.monotonic()
-        self.asked = (origin, engine.events.next_index, engine.state)  # differs exactly when something has happened
+        self.asked = (
+            origin,
+            part,
+            engine.events.next_index,
+            engine.state,
+        )  # differs exactly when something has happened
         self._snapshot: EngineSnapshot | None = None
         self._frames: dict[tuple[int, int], tuple[Frame, int]] = {}
         self._handles: dict[int, Any] | None = None
@@ -89,7 +96,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.next_index = 0
-        self._at = (0, 0)  # origin, step
+        self._at = (0, 0, 0)  # origin, part, step
         self._read_at = -math.inf
         self._ran = False
 
@@ -98,12 +105,13 @@ class Reader:
         catch up. How long ago that was says nothing: a page waits for its share of CPU time, and would wait for ever longer
         if the wait itself made it read more."""
         snapshot = tick.snapshot
-        origin, step = self._at
-        if tick.origin != origin or snapshot.step < step:
+        origin, part, step = self._at
+        # Inside of a step its events come in another order than in the log: then too everything is read anew.
+        if (tick.origin, tick.part) != (origin, part) or snapshot.step < step:
             view.reset()
             self.next_index = 0
         runs = snapshot.state == "running"
         follows = runs and self._ran and self._read_at >= drawn_at
         frame, self.next_index = tick.frame(self.next_index, MOST_EVENTS if follows else MOST_MISSED)
-        self._at, self._read_at, self._ran = (tick.origin, snapshot.step), tick.now, runs
+        self._at, self._read_at, self._ran = (tick.origin, tick.part, snapshot.step), tick.now, runs
         return frame

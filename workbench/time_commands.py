@@ -25,6 +25,8 @@ class TimeCommands:
             "toggle": self._toggle,
             "step": self._step,
             "back": self._player.back,
+            "sub_step": self._sub_step,
+            "sub_back": lambda: self._player.sub_step(-1),
             "first": self._player.first,
             "now": self._player.now,
             "next_event": lambda: self.until("event"),
@@ -82,6 +84,18 @@ class TimeCommands:
         else:
             self._wb.pause()
             self._wb.step()
+
+    def _sub_step(self) -> None:
+        """A part of a step on; where the next step is not there yet, the engine makes it."""
+        if self._player.sub_step(1) or self._player.shows_file:
+            return
+        self._wb.pause()
+        before = self._player.recording.last_step
+        self._wb.step()
+        self._wb.engine.snapshot()  # leaves its state on the tape
+        if self._player.recording.last_step > before:
+            self._player.goto(before)
+            self._player.sub_step(1)
 
     def _leave(self) -> None:
         self._player.leave()

@@ -266,7 +266,9 @@ class Workbench(Display):
         player = self.player
         player.advance(time.monotonic())
         source, slots = player.source(), self._slots[player.shows_file]
-        return Tick(source, self.choices.selection, slots, origin=player.origin, recording=player.recording)
+        return Tick(
+            source, self.choices.selection, slots, origin=player.origin, part=player.part, recording=player.recording
+        )
 
     def _status(self) -> Status:
         traffic = self._traffic
@@ -275,6 +277,7 @@ class Workbench(Display):
         recording = player.recording
         return Status(
             at=player.at,
+            part=player.part,
             newest=0 if recording is None else recording.last_step,
             engine=self.engine.state if player.has_engine else "",
             file=_title(recording) if recording is not None and player.shows_file else "",

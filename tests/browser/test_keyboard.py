@@ -165,3 +165,18 @@ def test_tokens_and_the_blocks_of_a_request(keys):
     keys.press("Escape")
     keys.nothing_highlighted()
     assert keys.focus()["on"] != "body", "what was pressed is gone; the keys are still the page's"
+
+
+def test_the_parts_of_a_step(keys):
+    step = int(keys.page.locator(".stepno b").inner_text())
+    keys.press("Tab", "s")  # the engine makes it, as the newest is looked at
+    for number, part in enumerate(("schedule", "allocate", "copy"), 1):
+        keys.page.wait_for_selector(f".stepno >> text=/step {step + 1}, {number} of 6: {part}/")
+        keys.press("s")
+    keys.press("Shift+S")
+    keys.page.wait_for_selector(".stepno >> text=/3 of 6: copy/")
+    keys.page.click(".btns >> text=Step", modifiers=["Shift"])
+    keys.page.wait_for_selector(".stepno >> text=/4 of 6: forward/")
+    keys.page.wait_for_selector(f".banner.past >> text=You look into step {step + 1}")
+    keys.press("End")
+    keys.page.wait_for_selector(".tag >> text=LIVE")

@@ -17,6 +17,7 @@ from kvscope.engine.events import EventKind
 from ..markup import ICONS, esc, plural, size
 from ..selection import TABS, Choices
 from ..story import StoryLine
+from ..sub_step import PARTS
 from ..theme import LIGHT, Theme
 from ..workshop_html import Place, workshop_html
 from .base import Frame, View
@@ -39,6 +40,7 @@ class Status:
     """What the header says besides the frame: filled by the workbench at every tick."""
 
     at: int | None = None  # the step that is looked at; None: live
+    part: int = len(PARTS)  # how many of the parts of that step are done; all but inside of a step
     newest: int = 0  # the newest recorded step
     engine: str = "running"  # what the engine does meanwhile: "running" | "paused" | "stopped"; "": there is none
     file: str = ""  # a recording is shown in the place of the engine: what it is called
@@ -250,6 +252,7 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
 KEYS = (
     ("Space", "run or pause"),
     ("←</kbd> <kbd>→", "back, step"),
+    ("S</kbd>, <kbd>Shift</kbd> + <kbd>S", "into the parts of a step and back, as Shift and a click on Step"),
     ("Shift</kbd> + <kbd>←</kbd> <kbd>→", "previous, next event"),
     ("Home</kbd> <kbd>End", "first, newest step"),
     ("[</kbd> <kbd>]", "previous, next request"),
@@ -262,7 +265,7 @@ KEYS = (
     ("Ctrl</kbd> <kbd>Enter", "submit the prompt"),
     ("Esc", "clear the selection"),
 )
-_IN_FOOT = (*KEYS[:5], KEYS[-1])
+_IN_FOOT = (*KEYS[:2], *KEYS[3:6], KEYS[-1])
 
 
 def foot_html(keys: Sequence[tuple[str, str]] = KEYS) -> str:

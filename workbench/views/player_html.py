@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..markup import esc
+from ..sub_step import PART_WORDS, PARTS
 
 if TYPE_CHECKING:
     from .header import Status
@@ -41,9 +42,9 @@ def buttons(status: Status, word: str) -> str:
     moves = status.playing if past else word == "running"
     return (
         '<div class="btns">'
-        + _button("back", "Back", _BACK, "← one step back", off=not status.newest)
+        + _button("back", "Back", _BACK, "← one step back; with Shift one part of it", off=not status.newest)
         + _button("toggle", "Pause" if moves else "Run", _PAUSE if moves else _RUN, "Space", primary=True, off=stopped)
-        + _button("step", "Step", _STEP, "→ one step", off=stopped)
+        + _button("step", "Step", _STEP, "→ one step; with Shift, or S, one part of it", off=stopped)
         + _menu(status.speed, off=stopped)
         + "</div>"
     )
@@ -77,8 +78,13 @@ def position(status: Status, step: int, word: str) -> str:
     past = status.at is not None
     state = ("playing" if status.playing else "past") if past else word
     age = "" if status.closed else ", <span data-age>updated 0.0 s ago</span>"
-    of = f" of {status.newest:,}" if past else ""
+    inside = status.part < len(PARTS)
+    of = f", {_part(status)}" if inside else f" of {status.newest:,}" if past else ""
     return f'<div class="stepno">step <b>{step:,}</b>{of}<small>{_STATES[state]}{age}</small></div>'
+
+
+def _part(status: Status) -> str:
+    return f"{status.part} of {len(PARTS)}: {PARTS[status.part - 1]}"
 
 
 _STALE = (
@@ -119,7 +125,10 @@ def banner(status: Status, trace_open: bool, word: str) -> str:
 def _replay(status: Status) -> str:
     if status.at is None:
         return ""
-    if status.file:
+    if status.part < len(PARTS):
+        said = f"<b>You look into step {status.at:,}, {_part(status)}.</b> {PART_WORDS[status.part - 1]}"
+        act = '<button type="button" data-do="sub_back">Part back</button> <button type="button" data-do="sub_step">Next part</button>'
+    elif status.file:
         said = f"<b>This is a recording:</b> {esc(status.file)}, step {status.at:,} of {status.newest:,}."
         leave = '<button type="button" data-do="leave">Back to the live engine</button>'
         act = leave if status.engine else ""
