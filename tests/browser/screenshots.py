@@ -64,12 +64,13 @@ _PANEL = """(heading) => {
 
 
 def run_engine():
-    """An engine that is paused in the middle of `WORK`."""
+    """An engine that is paused in the middle of `WORK`, and its tape: the player's track is in the pictures too."""
     from kvscope.engine import Engine, SamplingParams
 
     engine = Engine("default", num_blocks=NUM_BLOCKS, max_num_batched_tokens=64, max_num_seqs=12, seed=0,
                     preemption_mode="swap", num_cpu_blocks=48)  # fmt: skip
     engine.pause()
+    tape = engine.record()
     for i, (system, question, n, longest) in enumerate(WORK):
         messages = [{"role": "system", "content": 2 * system}] if system else []
         params = SamplingParams(n=n, max_tokens=longest, temperature=0.8, seed=i, logprobs=4, ignore_eos=True)
@@ -80,7 +81,7 @@ def run_engine():
         engine.step()
     for _ in range(3):
         engine.step()
-    return engine
+    return engine, tape
 
 
 def take(url: str, browser, folder: Path) -> list[str]:
@@ -117,7 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
     from kvscope.workbench.app import serve
     from playwright.sync_api import sync_playwright
 
-    engine, port = run_engine(), free_port()
+    held, port = run_engine(), free_port()
+    engine = held[0]
     app = serve(engine, port=port, show=False, threaded=True)
     try:
         with sync_playwright() as playwright:

@@ -95,7 +95,7 @@ class DotStrip:
         self._chips.glyph.width, self._chips.glyph.height = (theme.px(side) for side in _CHIP)
         self._labels.glyph.text_font_size = self._insets.glyph.text_font_size = theme.font(12)
         self._words.glyph.text_font_size = theme.font(12.5)
-        self._words.glyph.text_color = theme.ink
+        self._words.glyph.text_color, self._words.glyph.background_fill_color = theme.ink, theme.panel
         self._size(round(fig.y_range.end) - 2)
 
     def update(self, dots: Sequence[Dot], half: float, most: float) -> None:

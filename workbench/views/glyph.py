@@ -216,7 +216,8 @@ def block_svg(
     if text:
         upper = state in (BlockState.ACTIVE, BlockState.SHARED, BlockState.IN_FLIGHT)
         ink = (theme.line2, theme.ink, ON_OWNER, theme.shared_ink, theme.ink, ON_OWNER)[state]
-        middle = y + size * (0.42 if upper else 0.5) + font_size * 0.36
+        low = state == BlockState.SHARED and strip and size <= 30  # under a strip that leaves it no other room
+        middle = y + size * (0.6 if low else 0.42 if upper else 0.5) + font_size * 0.36
         parts.append(
             f'<text x="{x + size / 2:g}" y="{middle:.4g}" font-size="{font_size:g}" fill="{ink}" font-weight="700" '
             f'text-anchor="middle">{escape(text)}</text>'

@@ -68,7 +68,9 @@ class Queue(LineChart):
         running = len({r.id for r in self.frame.snapshot.requests if r.status == "running"})
         counters = self.frame.snapshot.counters
         waiting = int(counters.get("vllm:num_requests_waiting", len({r.id for r in line}))) - preempted
-        return f"{running} running, {waiting:,} waiting, {preempted} preempted or swapped out."
+        samples = sum(r.status == "running" for r in self.frame.snapshot.requests)
+        in_samples = f" in {samples} sequences" if samples > running else ""
+        return f"{running} running{in_samples}, {waiting:,} waiting, {preempted} preempted or swapped out."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         headers = ["Place", "Request", "Waits because", "Waited", "Skipped", "Priority", "Deadline"]
