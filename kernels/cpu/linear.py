@@ -33,14 +33,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import float32, prange, uint16, uint32
+from numba import float32, prange, uint32
 
 from ..reference import check_quantization, quantize_weight
 from .compiler import CPU, array_at, inline, kernel, num_threads
 from .linear_groups import num_parts, quantize_rows, rounded_rows
 from .linear_steps import COLUMNS, GROUP, GROUP_BYTES, KINDS, LANES
-from .linear_tile import make_tile
-from .scalars import f32_to_bf16, silu
+from .linear_tile import copy_lanes, make_tile, round_lanes
+from .scalars import silu, store_row
 
 ROW_BYTES = 4 * COLUMNS  # of a panel: one word of each of its outputs; also of COLUMNS float32
 AHEAD = 4096  # bytes of weight to prefetch: about the latency of memory times the bandwidth of a core
@@ -52,46 +52,33 @@ STORE, ADD, SILU_MUL = 0, 1, 2  # epilogues
 
 
 @inline
-def copy_row(source, at, to, columns):
-    """to[c] = source[at + c]. Of the two usual widths LLVM knows the length, and copies whole registers."""
-    if columns == COLUMNS:
-        for c in range(COLUMNS):
-            to[c] = source[at + c]
-    elif columns == LANES:
-        for c in range(LANES):
-            to[c] = source[at + c]
-    else:
-        for c in range(columns):
-            to[c] = source[at + c]
-
-
-@inline
-def finish(rows, sums, values, halves, epilogue, width, out, out_stride, as_bf16, columns):
-    """Write a tile's sums [rows, COLUMNS] to out, `columns` of it, through the epilogue. values, halves: room for as many.
-
-    What is computed for each element runs over all rows in one loop: over one row LLVM would not use its vectors.
-    """
-    n = rows * width
-    if epilogue == SILU_MUL:
+def finish(rows, sums, values, epilogue, width, out, out_stride, as_bf16, columns):
+    """Write a tile's sums, float32 [rows, COLUMNS] at address `sums`, to `out`, `columns` of `width`, through the epilogue.
+    values: the address of room for as many."""
+    source, stride = sums, ROW_BYTES
+    if epilogue == SILU_MUL:  # in one loop over all rows: over a row alone LLVM would not use its vectors
+        source, stride, n = values, 4 * LANES, rows * LANES
         for r in range(rows):
-            copy_row(sums, r * COLUMNS, values[r * LANES :], LANES)
-            copy_row(sums, r * COLUMNS + LANES, values[n + r * LANES :], LANES)
+            copy_lanes(sums + r * ROW_BYTES, values + r * stride)
+            copy_lanes(sums + r * ROW_BYTES + stride, values + 4 * n + r * stride)
+        gate, up = array_at(values, n, float32), array_at(values + 4 * n, n, float32)
         for i in range(n):
-            values[i] = silu(values[i]) * values[n + i]
-        sums = values
-    elif epilogue == ADD:
-        for r in range(rows):
-            stream = array_at(out + r * out_stride, columns, float32)
+            gate[i] = silu(gate[i]) * up[i]
+    size = 2 if as_bf16 else 4
+    for r in range(rows):
+        row, to = source + r * stride, out + r * out_stride
+        if epilogue == ADD:
+            here, stream = array_at(row, columns, float32), array_at(to, columns, float32)
             for c in range(columns):
-                sums[r * COLUMNS + c] += stream[c]
-    if as_bf16:
-        for i in range(n):
-            halves[i] = f32_to_bf16(sums[i])
-        for r in range(rows):
-            copy_row(halves, r * width, array_at(out + r * out_stride, columns, uint16), columns)
-    else:
-        for r in range(rows):
-            copy_row(sums, r * width, array_at(out + r * out_stride, columns, float32), columns)
+                here[c] += stream[c]
+        if columns < width:
+            store_row(to, as_bf16, array_at(row, columns, float32), columns)
+            continue
+        for c in range(0, width, LANES):
+            if as_bf16:
+                round_lanes(row + 4 * c, to + size * c)
+            else:
+                copy_lanes(row + 4 * c, to + size * c)
 
 
 def _make_product(kind: str, group: str):
@@ -126,10 +113,10 @@ def _make_product(kind: str, group: str):
         size = 2 if as_bf16 else 4
         sums_are_out = as_bf16 == 0 and (epilogue == STORE or (epilogue == ADD and bias_step == 0))
         for part in prange(num_parts):
-            sums, values = np.empty(most_rows * COLUMNS, np.float32), np.empty(most_rows * COLUMNS, np.float32)
-            halves = np.empty(most_rows * COLUMNS, np.uint16)
+            room = np.empty((2, most_rows, COLUMNS), np.float32)
             begin, end = part * tasks // num_parts, (part + 1) * tasks // num_parts
             for task in range(begin, end):
+                sums = room.ctypes.data  # here, not before the loop: Numba frees an array after its last use
                 block, panel = task // panels, task % panels
                 first = block * m // num_blocks
                 rows = (block + 1) * m // num_blocks - first
@@ -152,10 +139,20 @@ def _make_product(kind: str, group: str):
                     init, init_stride = bias + panel * bias_step, 0
                     if direct and epilogue == ADD:
                         init, init_stride = to, out_stride
-                    at, stride = (to, out_stride) if direct else (sums.ctypes.data, ROW_BYTES)
+                    at, stride = (to, out_stride) if direct else (sums, ROW_BYTES)
                     tile(height, tile_x, x_step, this, steps, init, init_stride, factors, at, stride, ahead, ahead_step)
                     if not direct:
-                        finish(height, sums, values, halves, epilogue, width, to, out_stride, as_bf16, columns)
+                        finish(
+                            height,
+                            sums,
+                            sums + most_rows * ROW_BYTES,
+                            epilogue,
+                            width,
+                            to,
+                            out_stride,
+                            as_bf16,
+                            columns,
+                        )
 
     return product
 

@@ -29,7 +29,7 @@ from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 
-from .linear_steps import F32_VECTOR, KINDS, LANES
+from .linear_steps import F32_VECTOR, I32_VECTOR, KINDS, LANES
 from .simd import I64, load, operation, prefetch_ir, store
 
 LINE = 64  # bytes of a cache line
@@ -146,3 +146,22 @@ def make_tile(kind: str):
         builder.position_at_end(done)
 
     return tile
+
+
+@operation(types.void, int64, int64)
+def copy_lanes(builder, source, to):
+    """LANES float32 from address to address."""
+    store(builder, load(builder, source, F32_VECTOR), to)
+
+
+@operation(types.void, int64, int64)
+def round_lanes(builder, source, to):
+    """LANES float32 at `source` as bfloat16 at `to`: to nearest, ties to even, NaN stays NaN. On any CPU."""
+    values = load(builder, source, F32_VECTOR)
+    bits = builder.bitcast(values, I32_VECTOR)
+    sixteen = ir.Constant(I32_VECTOR, [16] * LANES)
+    odd = builder.and_(builder.lshr(bits, sixteen), ir.Constant(I32_VECTOR, [1] * LANES))
+    rounded = builder.add(bits, builder.add(odd, ir.Constant(I32_VECTOR, [0x7FFF] * LANES)))
+    nan = builder.or_(bits, ir.Constant(I32_VECTOR, [0x400000] * LANES))
+    rounded = builder.select(builder.fcmp_unordered("uno", values, values), nan, rounded)
+    store(builder, builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(ir.IntType(16), LANES)), to)
