@@ -94,9 +94,10 @@ def call(builder, name: str, result, args, constants=()):
 
 
 def prefetch_ir(builder, address):
-    """Asks for the cache line at an i64 address, for reading, into every level."""
+    """Asks for the cache line at an i64 address, for reading, into L2: L1 has too few lines on the way at once to keep up with
+    memory, and too little room for a panel of a weight."""
     byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte], constants=(0, 3, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte], constants=(0, 2, 1))
 
 
 def dot_bf16_ir(builder, acc, a, b):
