@@ -132,7 +132,7 @@ class EngineCore:
         except BaseException as fault:
             self.journal.time = time.monotonic()
             self.tables.take_copies()  # they were for the sequences that end now
-            self.scheduler.swap.lost()
+            self.scheduler.lose_moves()
             line = self.scheduler.waiting
             in_step = (plan.sequences if plan.scheduled else self.scheduler.running) or line.first_places(1)
             self.lifecycle.fail(dict.fromkeys(seq.request for seq in in_step), fault)

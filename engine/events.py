@@ -20,8 +20,8 @@ missed. Needs nothing but the standard library, so that a recording can be read 
 | EVICTED | a cached block lost its text | to make room, by what the strategy saw in it: LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED, FIRST_IN, MOST_RECENTLY_USED, NOT_HIT_TWICE, LOWEST_PRIORITY; else SUPERSEDED, SAME_TEXT, CACHE_RESET, STOP_STRING, NAN_LOGITS | idle_steps; to make room: needed_by (request id), needed_by_child |
 | FREED | a block lost its last reader | FINISHED, CANCELLED, PREEMPTED, FAILED, BEAM_SEARCH, OUT_OF_WINDOW, COPY_ON_WRITE | cached (1: its text stays, 0: empty) |
 | PREEMPTED | a running request lost its blocks | NO_FREE_BLOCK, PRIORITY, USER | released_blocks, recompute_tokens, needed_by, needed_by_child; where the KV waits in host memory: swapped_tokens |
-| SWAPPED_OUT | the blocks of preempted samples are moved to host memory, each once | as PREEMPTED | blocks, bytes, samples, used_host_blocks |
-| SWAPPED_IN | and back | CAPACITY | blocks, bytes, samples, used_host_blocks |
+| SWAPPED_OUT | the blocks of preempted samples are moved to host memory, each once | as PREEMPTED | blocks, bytes, samples, used_host_blocks; of beams: beam_width |
+| SWAPPED_IN | and back | CAPACITY | as SWAPPED_OUT |
 | RESUMED | a preempted request runs again | CAPACITY | cached_tokens, recompute_tokens, total_tokens; from host memory: swapped_tokens |
 | BLOCKED | the reason why a waiting request waits changed | NO_FREE_BLOCK, TOKEN_BUDGET, MAX_NUM_SEQS, BEHIND, AFTER_PREEMPTION, BATCH_RUNNING, DECODE_STEP, SHARED_PREFIX | needed, available, reserved, behind (request id) |
 | FINISHED | one sample ended | EOS, STOP_TOKEN, STOP_STRING, LENGTH | output_tokens, cached_blocks (their text stays), freed_blocks (empty now), limit, ttft (of its request), e2e (arrival to the end of this sample), both in seconds |

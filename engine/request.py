@@ -213,7 +213,7 @@ class Request:
         return self.beams is not None and self.has_forked
 
     def suspend_beams(self) -> Sequence:
-        """One sequence in place of the beams, which have lost their blocks: it computes again what their texts have in
+        """One sequence in place of the beams, which have lost their KV: it computes again what their texts have in
         common, and they will fork from it."""
         assert self.beams is not None
         first, texts = self.children[0], [child.token_ids for child in self.children]

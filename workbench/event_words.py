@@ -337,7 +337,7 @@ def _moved(event: Event) -> str:
 def _samples(event: Event, context: Context) -> str:
     samples = _n(event, "samples", 1)
     if samples > 1:
-        return f"{_count(samples, 'sample')} of {_request(event).lower()}"
+        return f"{_count(samples, 'beam' if _n(event, 'beam_width') else 'sample')} of {_request(event).lower()}"
     return context.name(event.request_id, event.child)
 
 

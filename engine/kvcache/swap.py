@@ -101,13 +101,16 @@ class SwapSpace:
 
     def blocks_to_return(self, seq: Sequence) -> int:
         """Free blocks that its unit needs to come back and to go on: what went out, what is left of prefills and the next
-        token, and copies of a last block that several read."""
-        unit, tables = self._unit_of[seq], self.tables
-        needed = len(unit.distinct()) + (len(unit.slots) - 1) * len(tables.groups)
+        token, and a copy of a partly filled last block for each of its readers but one. Of beams that is never more than what
+        the door has made sure of."""
+        unit, tables, tails = self._unit_of[seq], self.tables, []
+        needed = len(unit.distinct())
         for member, slots in unit.slots.items():
             held = sum(slot != NO_SLOT for table in slots for slot in table)
             needed += max(0, tables.blocks_for(member.num_tokens) - held)
-        return needed
+            if unit.computed[member] % tables.block_size:
+                tails += [table[-1] for table in slots]
+        return needed + len(tails) - len(set(tails))
 
     def shrink(self, seq: Sequence) -> None:
         """Where the pool, all of it free, is too small for its unit to go on, the last members are computed again instead."""
@@ -152,18 +155,21 @@ class SwapSpace:
         """The moves of the step were made."""
         self._on_their_way.clear()
 
-    def lost(self) -> None:
-        """The moves of the step may not have been made: whoever was on the way out is computed again."""
+    def lost(self) -> list[Sequence]:
+        """The moves of the step may not have been made. Returns who was on the way out and is to be computed again."""
         self.take_moves()
-        for unit in self._on_their_way:
-            for seq in list(unit.slots):
-                self.drop(seq)
+        gone = [seq for unit in self._on_their_way for seq in unit.slots]
+        for seq in gone:
+            self.drop(seq)
         self._on_their_way.clear()
+        return gone
 
     def _tell(self, kind: EventKind, sequences: list[Sequence], cause: Cause, blocks: int) -> None:
         request = sequences[0].request
         numbers = {"blocks": blocks, "bytes": blocks * self.tables.block_bytes, "samples": len(sequences),
                    "used_host_blocks": self.num_used - (blocks if kind is EventKind.SWAPPED_IN else 0)}  # fmt: skip
+        if request.advances_together:
+            numbers["beam_width"] = request.params.n
         self.journal.emit(kind, request.id, sequences[0].child, cause=cause, numbers=numbers)
         self.metrics.count(f"kvscope:blocks_{kind.value}_total", blocks)
 

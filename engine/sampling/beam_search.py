@@ -98,8 +98,8 @@ class Hypothesis(NamedTuple):
 class BeamSearch:
     """The search of one request. `logprobs[i]` belongs to beam i, the request's child i.
 
-    While the request has lost its blocks, `suspended` holds the beams' whole texts: what they have in common is computed
-    again first, once, and then they fork from it.
+    While the request has lost its KV, `suspended` holds the beams' whole texts: what they have in common is computed again
+    first, once, and then they fork from it.
     """
 
     def __init__(self, params: BeamSearchParams, max_tokens: int, eos_token_ids: frozenset[int]):

@@ -8,8 +8,8 @@ filled block is copied when one of them writes into it.
     table     [ 4 | 9 ]       [ 4 | 7 ]      ── a step ──▶     table     [ 4 | 9 ]         [ 4 | 9 ]   until 1 writes: 9 is copied
                                                                block 7 is freed
 
-All beams of a request have equally many tokens, computed in the same steps; a request that was preempted computes again
-what its beams have in common, forks, and computes the rest of each.
+All beams of a request have equally many tokens, computed in the same steps. Preempted ones wait in host memory and go on as
+they were, or the request computes again what its beams have in common, forks, and computes the rest of each.
 """
 
 from __future__ import annotations

@@ -174,14 +174,16 @@ class Planner:
             if why is None:
                 for passed in before:
                     passed.num_times_passed += 1
-                for member in self.scheduler.bring_back(seq) if is_out else self.scheduler.start(seq, hit):
-                    left = member.prefill_end - member.num_computed_tokens if member.is_prefill else 1
-                    num_tokens = min(budget, left, longest_chunk)
-                    if num_tokens and self.tables.grow(member, num_tokens):
-                        plan.add(member, num_tokens)
-                        budget -= num_tokens
-                    seats -= member.num_seats
-                    reserved += self.tables.still_to_take(member)
+                joined = self.scheduler.bring_back(seq) if is_out else self.scheduler.start(seq, hit)
+                for together in [joined] if seq.request.advances_together else [[member] for member in joined]:
+                    left = together[0].prefill_end - together[0].num_computed_tokens if together[0].is_prefill else 1
+                    num_tokens = min(budget // len(together), left, longest_chunk)
+                    if num_tokens and self._grow(together, num_tokens):
+                        for member in together:
+                            plan.add(member, num_tokens)
+                        budget -= num_tokens * len(together)
+                    seats -= sum(member.num_seats for member in together)
+                    reserved += sum(map(self.tables.still_to_take, together))
                 continue
             why_head = why_head or why
             if why.cause is Cause.TOKEN_BUDGET or place == MAX_PASSING or is_out:  # nobody passes what is swapped out
@@ -198,13 +200,11 @@ class Planner:
         needed_seats = sum(member.num_seats for member in unit or [seq])
         if needed_seats > seats:
             return Blocked(Cause.MAX_NUM_SEQS, needed=needed_seats, available=seats), Hit()
-        if not budget:
+        if budget < (len(unit) if seq.request.advances_together else 1):
             return Blocked(Cause.TOKEN_BUDGET, needed=seq.num_tokens), Hit()
-        if unit:
-            hit, needed = Hit(), self.swap.blocks_to_return(seq)
-        else:
-            hit = self.tables.find_prefix(seq)
-            needed = self.tables.blocks_to_admit(seq, hit) + self._blocks_of_beams(seq)
+        hit = Hit() if unit else self.tables.find_prefix(seq)
+        needed = self.swap.blocks_to_return(seq) if unit else self.tables.blocks_to_admit(seq, hit)
+        needed += self._blocks_of_beams(seq)
         available = self.tables.available(seq)
         kept = reserved + self.watermark if self.running else 0
         if needed + kept > available:
@@ -222,9 +222,10 @@ class Planner:
         reserved = sum(map(self.tables.still_to_take, running))
         gained_seats = sum(seq.num_seats for seq in worse)
         gained = sum(self.tables.held(seq) + self.tables.still_to_take(seq) for seq in worse)
-        if self._try(head, seats + gained_seats, 1, reserved - gained)[0]:
+        budget = self.config.max_num_batched_tokens
+        if self._try(head, seats + gained_seats, budget, reserved - gained)[0]:
             return
-        while worse and self._try(head, seats, 1, reserved)[0]:
+        while worse and self._try(head, seats, budget, reserved)[0]:
             gone = self.victims.gang(worse[-1], running)
             del worse[-len(gone) :]
             seats += sum(victim.num_seats for victim in gone)

@@ -110,17 +110,17 @@ class Scheduler:
         self, gone: list[Sequence], cause: Cause, plan: Plan | None = None, needed_by: Sequence | None = None
     ) -> None:
         """Take the blocks of these samples of one request and put them back in the line. Their KV goes to host memory where
-        there is room for it and no other sample goes on reading it; else it will be computed again. Of beams, which go all
-        together and are computed again, what their texts have in common stands in the line."""
+        there is room for it and no other sample goes on reading it; else it will be computed again. Beams go all together, and
+        of those that are computed again, what their texts have in common stands in the line."""
         request, released, computed = gone[0].request, {}, {}
         samples = sum(seq.request is request for seq in self.running)
-        is_out = request.beams is None and len(gone) == samples and self.swap.swap_out(gone, cause)
+        is_out = len(gone) == samples and self.swap.swap_out(gone, cause)
         for seq in reversed(gone):
             self.running.remove(seq)
             computed[seq] = seq.num_computed_tokens
             released[seq], _ = self.tables.release(seq, Cause.PREEMPTED)
             seq.status = RequestStatus.PREEMPTED
-        if request.advances_together:
+        if request.advances_together and not is_out:
             trunk = request.suspend_beams()
             computed = {trunk: trunk.num_tokens + sum(tokens - trunk.num_tokens for tokens in computed.values())}
             released = {trunk: sum(released.values())}
@@ -142,6 +142,18 @@ class Scheduler:
             self.journal.emit(EventKind.PREEMPTED, request.id, seq.child, cause=cause, numbers=numbers)
         if plan is not None:
             plan.preempted += computed
+
+    def lose_moves(self) -> None:
+        """The moves of the step may not have been made: whoever was on the way to host memory is computed again."""
+        for request in dict.fromkeys(seq.request for seq in self.swap.lost()):
+            if request.advances_together:
+                for seq in request.children:
+                    self.waiting.remove(seq)
+                    seq.status = RequestStatus.FINISHED
+                trunk = request.suspend_beams()
+                trunk.status, trunk.waiting_since_step = RequestStatus.PREEMPTED, self.journal.step
+                self.waiting.put_back(trunk)
+                self.reasons.joined(trunk)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` runs from now on, beside its parent and with its blocks."""
@@ -175,5 +187,7 @@ class Scheduler:
         for seq in self.waiting:
             if not seq.status.is_waiting or len(seq.block_tables[0]):
                 raise RuntimeError(f"{seq} waits and holds blocks")
+            if seq.request.advances_together and self.swap.members(seq) != seq.request.children:
+                raise RuntimeError(f"{seq} waits and its request's beams are not all in host memory")
         self.swap.check_integrity(self.waiting)
         self.tables.check_integrity(self.running)

@@ -5,44 +5,15 @@ import math
 from array import array
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
-from fake_model import VOCAB, greedy, logits_of, make_core, reference, run
+from fake_model import VOCAB, greedy, make_core, reference, run
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from kvscope.engine import BeamSearchParams, Cause, EventKind, RequestRefused, SamplingParams
 from kvscope.engine.sampling.beam_search import MAX_LENGTH_PENALTY, BeamSearch, Continuation, common_prefix
 from kvscope.workbench.sentences import Context, sentence
 from schedules import EOS, Schedules, check, options, prompts
-
-PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-
-
-def search(width=4, max_tokens=12, **options):
-    return BeamSearchParams(beam_width=width, max_tokens=max_tokens, **options)
-
-
-def alone(prompt, params, max_tokens=None, *, windows=(0,), eos_token_ids=()):
-    """What the search must find, from the texts alone: [(ids, logprob)], best first."""
-    beams = BeamSearch(params, params.max_tokens or max_tokens, frozenset(eos_token_ids))
-    texts = [list(prompt)]
-    while not beams.done:
-        histories = [np.stack([np.array(text), np.arange(len(text))], axis=1) for text in texts]
-        logits = np.stack([logits_of([history[-window:] for window in windows], VOCAB) for history in histories])
-        steps = beams.advance(beams.rank(torch.from_numpy(logits)), [text[len(prompt) :] for text in texts])
-        texts = [[*texts[step.beam], step.token_id] for step in steps]
-        beams.logprobs = [step.logprob for step in steps]
-    return [(found.output, found.logprob) for found in beams.hypotheses]
-
-
-def found(core, request_id):
-    return [(child.output_token_ids, child.cumulative_logprob) for child in core.get(request_id).children]
-
-
-def assert_same(ours, expected):
-    assert [ids for ids, _ in ours] == [ids for ids, _ in expected]
-    assert [p for _, p in ours] == pytest.approx([p for _, p in expected], abs=1e-4)
+from searching import PROMPT, alone, assert_same, found, search
 
 
 def events_of(core, kind):
@@ -376,19 +347,22 @@ class Searches(Schedules):
 
     @initialize(options=options)
     def start(self, options):
-        super().start(options)
+        room = {"max_num_seqs": 3, "max_num_batched_tokens": 3, "num_blocks": 30, "num_cpu_blocks": 8}  # for some beams
+        super().start(options | {name: options[name] and options[name] + more for name, more in room.items()})
         # It looks a cached block's text up by request and child, after the step; a beam may have lost its place by then.
         self.oracle_of_cache = SimpleNamespace(follow=lambda requests: None)
 
     @rule(
         prompt=prompts,
-        width=st.integers(1, 4),
-        max_tokens=st.one_of(st.none(), st.integers(1, 9)),
+        width=st.sampled_from([1, 2, 3, 4, 4]),
+        max_tokens=st.sampled_from([None, *range(1, 10)]),
         stopping=st.sampled_from([True, False, "never"]),
         penalty=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
         stop=st.lists(st.integers(0, VOCAB - 1), max_size=30),
+        lost_after=st.lists(st.integers(0, 6), max_size=2),
     )
-    def search(self, prompt, width, max_tokens, stopping, penalty, stop):
+    def search(self, prompt, width, max_tokens, stopping, penalty, stop, lost_after):
+        """`lost_after` so many steps, each time, it loses its blocks."""
         params = BeamSearchParams(
             beam_width=width,
             max_tokens=max_tokens,
@@ -402,6 +376,10 @@ class Searches(Schedules):
             assert str(refusal.needed) in str(refusal) and str(refusal.available) in str(refusal)
             return
         self.requests[request_id] = self.core.get(request_id)
+        for steps in lost_after:
+            self.steps(steps)
+            self.core.preempt(request_id)
+            self.books_balance()
 
     @precondition(lambda self: any(r.beams is None for r in self.live()))
     @rule(data=st.data())

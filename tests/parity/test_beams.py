@@ -40,7 +40,8 @@ def loaded(request, folder):
 def make_core(model, kernels, ends, **options):
     config = EngineConfig(**{"num_blocks": 200, "block_size": 4, "max_model_len": 100, "watermark": 0.0} | options)
     storage = KVStorage(model.spec.kv_groups, num_blocks=config.num_blocks, block_size=config.block_size,
-                        dtype=torch.float32, device="cpu", kernels=kernels)  # fmt: skip
+                        dtype=torch.float32, device="cpu", kernels=kernels,
+                        num_cpu_blocks=config.num_cpu_blocks)  # fmt: skip
     return EngineCore(model, storage, config, eos_token_ids=ends)
 
 
@@ -139,13 +140,21 @@ def test_width_1_is_greedy(loaded, folder, temperature):
     assert core.get(request_id).children[0].output_token_ids == tiny.oracle(folder, PROMPT, NEW_TOKENS)
 
 
-@pytest.mark.parametrize("cache", ["off", "hash", "radix"])
+SWAP = {"preemption_mode": "swap", "num_cpu_blocks": 200}
+KINDS = {
+    "off": {"enable_prefix_caching": False},
+    "hash": {"prefix_cache": "hash"},
+    "radix": {"prefix_cache": "radix"},
+    "swap": {"prefix_cache": "radix"} | SWAP,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 12])
-def test_beams_that_lose_their_blocks_are_computed_again_right(loaded, folder, after, block_size, cache):
-    """By hand: after so many steps, and once more while they are being computed again."""
-    cached = {"enable_prefix_caching": False} if cache == "off" else {"prefix_cache": cache}
-    core = make_core(*loaded, ENDS, block_size=block_size, max_num_batched_tokens=11, **cached)
+def test_beams_that_lose_their_blocks_go_on_right(loaded, folder, after, block_size, kind):
+    """By hand: after so many steps, and once more while they are being computed again, or are back from host memory."""
+    core = make_core(*loaded, ENDS, block_size=block_size, max_num_batched_tokens=11, **KINDS[kind])
     ids = [core.add_request(PROMPT, search(4, ignore_eos=True)), core.add_request(MATES[1], search(3, 0.0, "never"))]
     steps = 0
     while core.has_work:
@@ -160,10 +169,11 @@ def test_beams_that_lose_their_blocks_are_computed_again_right(loaded, folder, a
     assert_same(hypotheses(core, ids[1]), theirs(folder, MATES[1], 3, 0.0, "never", ENDS))
 
 
+@pytest.mark.parametrize("mode", [{}, SWAP], ids=["recompute", "swap"])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_a_tiny_pool_where_searches_take_each_others_blocks(loaded, folder, block_size):
+def test_a_tiny_pool_where_searches_take_each_others_blocks(loaded, folder, block_size, mode):
     largest = make_core(*loaded, [], block_size=block_size).tables.blocks_for_beams(37, 37 + NEW_TOKENS - 1, 4)
-    core = make_core(*loaded, [], block_size=block_size, num_blocks=1 + largest + 16 // block_size)
+    core = make_core(*loaded, [], block_size=block_size, num_blocks=1 + largest + 16 // block_size, **mode)
     wanted = {core.add_request(prompt, search(4)): prompt for prompt in (PROMPT, MATES[1], TEXT[90:127])}
     mate = core.add_request(MATES[0], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     preempted = 0
