@@ -68,6 +68,11 @@ class _OnlyKernels(TorchDispatchMode):
         super().__init__()
         self._memory = memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's hook: nothing here is ever compiled, and to tell torch._dynamo so would import it, for a second or two."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         options = kwargs or {}
         if func is torch.ops.aten.empty.memory_format:

@@ -1,6 +1,8 @@
 """Captured kernel calls: a replay computes what the calls would, from what their tensors hold now."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -100,6 +102,18 @@ def test_captured_scratch_is_nobody_elses():
     assert inside[1] == inside[2] and mine not in inside
     assert any(array.ctypes.data <= inside[0] < array.ctypes.data + array.nbytes for array in held)
     assert scratch(1000) == mine
+
+
+def test_a_capture_imports_no_compiler():
+    """It would stand still for a second or two in the middle of a user's first request."""
+    script = """
+import sys, torch
+from kvscope.kernels.cpu.replay import KernelGraph, ReusedMemory
+with torch.inference_mode():
+    KernelGraph(ReusedMemory()).capture(lambda: torch.empty(2, 3).view(6))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_other_threads_are_not_captured(problem):
