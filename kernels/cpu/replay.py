@@ -42,10 +42,11 @@ class ReusedMemory:
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
+        self.scratch: list[np.ndarray] = []  # of kernels, one at a time
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays)
+        return sum(array.nbytes for array in self._arrays + self.scratch)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor without values. Its memory stays taken while any tensor that shares it lives."""
@@ -92,14 +93,14 @@ class KernelGraph:
     def __init__(self, memory: ReusedMemory):
         self._memory = memory
         self._calls: list[tuple[Kernel, tuple]] = []
-        self._held: list[object] = []  # memory that the calls read or write beside that of the caller
+        self._result: object = None  # whose memory is taken as long as the graph lives
 
     def capture(self, compute: Callable[[], T]) -> T:
         """What `compute` returns; its kernel calls are noted. Raises NotCapturable, after which the graph is of no use."""
         calls: list[tuple[Kernel, tuple]] = []
-        with own_scratch() as scratch, recording_calls(calls), _OnlyKernels(self._memory):
+        with own_scratch(self._memory.scratch), recording_calls(calls), _OnlyKernels(self._memory):
             result = compute()
-        self._calls, self._held = calls, [scratch, result]
+        self._calls, self._result = calls, result
         return result
 
     def replay(self) -> bool:

@@ -19,30 +19,28 @@ def take(builder, counter):
     return builder.atomic_rmw("add", address, I64(1), "monotonic")
 
 
-_local = threading.local()  # .memory: this thread's scratch, which grows to the largest call
+_local = threading.local()  # .memory: this thread's scratch, the last of it in use; .keeps: see own_scratch
 
 
 def scratch(num_bytes: int) -> int:
     """The address of at least `num_bytes` bytes that belong to the calling thread, at a cache line. The next call may give
     the same ones."""
-    memory = getattr(_local, "memory", None)
-    if memory is None or memory[-1].nbytes < num_bytes + 64:
-        grown = np.empty(num_bytes + num_bytes // 4 + 64, np.uint8)
-        _local.address = (grown.ctypes.data + 63) // 64 * 64
-        if getattr(_local, "keeps", False):
-            memory.append(grown)
-        else:
-            _local.memory = [grown]
-    return _local.address
+    memory = vars(_local).setdefault("memory", [])
+    if not memory or memory[-1].nbytes < num_bytes + 64:
+        if not getattr(_local, "keeps", False):
+            memory.clear()
+        memory.append(np.empty(num_bytes + num_bytes // 4 + 64, np.uint8))
+    return (memory[-1].ctypes.data + 63) // 64 * 64
 
 
 @contextmanager
-def own_scratch() -> Iterator[list[np.ndarray]]:
-    """Inside, `scratch` gives this thread addresses that stay valid, and nobody else's, as long as the yielded list lives."""
+def own_scratch(memory: list[np.ndarray]) -> Iterator[None]:
+    """Inside, `scratch` gives this thread addresses in `memory`, which grows where it has to, and they stay valid as long as
+    that list lives. Those that share one must not run at once."""
     before = vars(_local).copy()
-    vars(_local).update(memory=[np.empty(64, np.uint8)], keeps=True)
+    vars(_local).update(memory=memory, keeps=True)
     try:
-        yield _local.memory
+        yield
     finally:
         vars(_local).clear()
         vars(_local).update(before)

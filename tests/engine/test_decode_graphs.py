@@ -95,7 +95,7 @@ def test_graphs_are_few_and_small(tiny_folder, monkeypatch):
                 tokens = {row: [token] for row in range(rows)}
                 assert torch.equal(replaying.step(tokens), eager.step(tokens))
                 assert len(graphs_of(replaying)._graphs) <= 3
-    assert graphs_of(replaying)._memory.num_bytes < 200_000
+    assert graphs_of(replaying)._memory.num_bytes < 400_000  # the scratch of attention among them
 
 
 def test_a_block_that_does_not_exist_is_told_as_in_an_eager_step(tiny_folder):

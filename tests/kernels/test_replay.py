@@ -96,12 +96,14 @@ def test_graphs_share_memory_but_not_results(problem):
 
 
 def test_captured_scratch_is_nobody_elses():
-    mine = scratch(1000)
-    with own_scratch() as held:
+    mine, held = scratch(1000), []
+    with own_scratch(held):
         inside = [scratch(100), scratch(5000), scratch(100)]
     assert inside[1] == inside[2] and mine not in inside
     assert any(array.ctypes.data <= inside[0] < array.ctypes.data + array.nbytes for array in held)
     assert scratch(1000) == mine
+    with own_scratch(held):
+        assert scratch(3000) == inside[2]  # one captured later uses the same
 
 
 def test_a_capture_imports_no_compiler():
