@@ -45,6 +45,15 @@ if (!page.rowsLast) {
   page.rowsLast = true;
 }
 if (twin) {
+  // A message comes as three texts. A view that was made amid one would read every later one out of step: the first starts anew.
+  const {Receiver} = Bokeh.require("protocol/receiver"), {consume} = Receiver.prototype;
+  if (!Receiver.finds_step) {
+    Receiver.prototype.consume = function(text) {
+      if (typeof text === "string" && text.startsWith('{"msgid"')) this._current_consumer = this._HEADER;
+      return consume.call(this, text);
+    };
+    Receiver.finds_step = true;
+  }
   // jupyter_bokeh sends every change that it has just applied back to the kernel, where it would undo newer ones.
   const tell = page._trigger_on_change.bind(page);
   page._trigger_on_change = (event) => {

@@ -27,8 +27,7 @@ from jupyter_bokeh.widgets import BokehModel
 if TYPE_CHECKING:
     from .layout import Screen
 
-# What comes while a page still makes its view is read out of step for ever; a slow machine takes more than two seconds to make it.
-PATIENCE = 6.0  # seconds a fresh display waits for the page's hello before it starts without
+PATIENCE = 3.0  # seconds a fresh display waits for the page's hello before it starts without
 
 
 def answer_where_the_page_asks(widget: Any) -> None:
