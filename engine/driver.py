@@ -109,6 +109,10 @@ class Driver:
             raise refusal
         return record
 
+    def together(self) -> contextlib.AbstractContextManager[Any]:
+        """No step begins inside after the first `submit`, so that the next one sees all of them."""
+        return self._lock
+
     def cancel(self, request_id: int) -> None:
         with contextlib.suppress(EngineClosed):
             self._post(partial(self._cancel, request_id))

@@ -98,7 +98,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **chat: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Submit all prompts, wait for all, return their outputs in the same order.
+        """Submit all prompts, to be seen by the same step, wait for all, return their outputs in the same order.
 
         One prompt is a list of one; one `SamplingParams` serves all prompts, a list must have one for each. All prompts
         are checked before any is submitted. When waiting ends early (Ctrl-C, a fault, a refusal), what this call
@@ -111,8 +111,9 @@ class Engine:
         encoded = [self._encoder.encode(prompt, **chat) for prompt in batch]
         handles: list[RequestHandle] = []
         try:
-            for prompt, one in zip(encoded, each, strict=True):
-                handles.append(self._submit(prompt, one))
+            with self._driver.together():
+                for prompt, one in zip(encoded, each, strict=True):
+                    handles.append(self._submit(prompt, one))
             return [handle.result() for handle in handles]
         except BaseException:
             for handle in handles:

@@ -42,6 +42,13 @@ def test_generate_keeps_the_order_and_gives_the_oracles_tokens(engine, tiny_fold
     assert outputs[0].prompt == "Hello there" and outputs[3].prompt is None
 
 
+def test_the_prompts_of_one_call_are_seen_by_the_same_step_however_slowly_they_come(engine, monkeypatch):
+    submit = engine._driver.submit
+    monkeypatch.setattr(engine._driver, "submit", lambda *request: (submit(*request), time.sleep(0.03))[0])
+    engine.generate(["one", "two", "three", "four"], GREEDY)
+    assert len({event.step for event in events_of(engine, EventKind.ADMITTED)}) == 1
+
+
 def test_one_prompt_is_a_batch_of_one_and_params_may_differ(engine):
     assert len(engine.generate("Hello", GREEDY)) == 1
     assert len(engine.generate([1, 2, 3], GREEDY)) == 1
