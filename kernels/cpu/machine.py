@@ -26,6 +26,7 @@ class CpuFlags:
     avx512: bool  # F, BW, DQ and VL
     avx512_bf16: bool  # dot products of bfloat16 pairs, and float32 -> bfloat16
     avx512_vnni: bool  # dot products of four bytes
+    avx512_vbmi: bool  # tables of 128 bytes, looked up 64 at a time
 
     @classmethod
     def read(cls) -> CpuFlags:
@@ -40,7 +41,8 @@ class CpuFlags:
         is_host = name == llvm.get_host_cpu_name() or numba.config.CPU_FEATURES is not None
         avx2 = is_x86 and {"avx2", "fma"} <= has
         avx512 = avx2 and is_host and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
-        return cls(name, avx2, avx512, avx512 and "avx512bf16" in has, avx512 and "avx512vnni" in has)
+        more = (avx512 and f"avx512{feature}" in has for feature in ("bf16", "vnni", "vbmi"))
+        return cls(name, avx2, avx512, *more)
 
 
 CPU = CpuFlags.read()

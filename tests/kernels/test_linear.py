@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kvscope.kernels import reference
-from kvscope.kernels.cpu import compiler
+from kvscope.kernels.cpu import compiler, linear_steps
+from kvscope.kernels.cpu.compiler import CPU, kernel
 from kvscope.kernels.cpu.linear import linear, linear_add, linear_silu_mul, pack_linear
+from kvscope.kernels.cpu.simd import I32X16, I64, load, operation, store
+from numba import int64, types
 
 DTYPES = [torch.float32, torch.bfloat16]
 QUANTIZATIONS = [None, "int8", "int8-dynamic"]
@@ -211,6 +214,34 @@ def test_int8_is_the_reference_but_for_the_order_of_sums(n, k, m, quantization, 
     assert got.dtype == out_dtype and got.shape == (m, n)
     sums = EPS[torch.float32] * 4 * k**0.5 * F.linear(x.double().abs(), rounded.abs()) + 1e-6
     assert ((got.double() - want).abs() <= sums + 1.01 * EPS[out_dtype] * want.abs()).all()
+
+
+def _widening(widened, name):
+    """A kernel: 64 int8 at an address, as two vectors of 16 pairs of bfloat16."""
+
+    @operation(types.void, int64, int64)
+    def emit(builder, source, to):
+        for half, pairs in enumerate(widened(builder, load(builder, source, I32X16))):
+            store(builder, pairs, builder.add(to, I64(64 * half)))
+
+    @kernel("void(int64, int64)", name=name)
+    def widen(source, to):
+        emit(source, to)
+
+    return widen
+
+
+@pytest.mark.skipif(not CPU.avx512_bf16, reason="vectors of bfloat16 need avx512_bf16")
+def test_both_ways_to_widen_int8_are_exact():
+    widen = [_widening(linear_steps._shifted, "shifted")]
+    if CPU.avx512_vbmi:
+        widen.append(_widening(linear_steps._looked_up, "looked_up"))
+    every = torch.cat([torch.arange(-127, 128), torch.tensor([0])]).to(torch.int8).view(4, 16, 2, 2)
+    for function in widen:
+        for values in every:
+            made = torch.empty(2, 16, 2, dtype=torch.bfloat16)
+            function(values.contiguous().data_ptr(), made.data_ptr())
+            assert torch.equal(made, values.transpose(0, 1).to(torch.bfloat16))
 
 
 def test_int8_uses_all_of_its_range_row_by_row():
