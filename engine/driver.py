@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -109,9 +109,16 @@ class Driver:
             raise refusal
         return record
 
-    def together(self) -> contextlib.AbstractContextManager[Any]:
-        """No step begins inside after the first `submit`, so that the next one sees all of them."""
-        return self._lock
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """All that the calling thread submits inside is seen by the same step."""
+        with self._lock:
+            self._commands.put(self._wait_for_the_others)
+            yield
+
+    def _wait_for_the_others(self) -> None:
+        with self._lock:
+            pass
 
     def cancel(self, request_id: int) -> None:
         with contextlib.suppress(EngineClosed):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from kvscope.kernels.huge_pages import empty
 
 if TYPE_CHECKING:
     from ..info import EngineInfo
@@ -87,7 +88,8 @@ def alternate(runs: dict[str, Callable[[], float]], repeats: int, spec: ModelSpe
     The ratios then hold on a machine whose speed moves from minute to minute. Each is run once before, to warm. NaN for a run
     that gave NaN in any of its turns.
     """
-    buffer = torch.ones(-(-spec.weight_bytes // 8) * 8, dtype=torch.uint8)  # touched, as large as the weights
+    buffer = empty([-(-spec.weight_bytes // 8) * 8], torch.uint8)  # as large as the weights, in memory of their kind
+    buffer.fill_(1)  # touched
     taken: dict[str, list[float]] = {name: [] for name in runs}
     ceilings = []
     for run in runs.values():

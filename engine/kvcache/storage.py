@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from kvscope.kernels.huge_pages import empty
 from kvscope.kernels.layout import PageLayout
 from kvscope.kernels.ops import Ops
 
@@ -45,7 +46,7 @@ class KVStorage:
         page_bytes = max(layout.page_bytes for layout in self.layouts)
         num_slots = max(len(g.layers) for g in groups)
         # Zeroed, not empty: slots that were never written may be read by a vector load and must not hold NaN.
-        self._slots = [torch.zeros(num_blocks, page_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        self._slots = [empty((num_blocks, page_bytes), torch.uint8, device).zero_() for _ in range(num_slots)]
         pinned = torch.device(device).type == "cuda"  # the GPU copies pinned memory without the CPU
         self._host = [
             torch.zeros(num_cpu_blocks, page_bytes, dtype=torch.uint8, pin_memory=pinned)

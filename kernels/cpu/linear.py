@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from numba import float32, prange, uint32
 
+from ..huge_pages import empty
 from ..reference import check_quantization, quantize_weight
 from .compiler import CPU, array_at, inline, kernel, num_threads
 from .linear_groups import num_parts, quantize_rows, rounded_rows
@@ -291,7 +292,7 @@ def pack_linear(
     weight = weight.contiguous()
     words = weight.shape[1] * weight.itemsize // 4
     panels = -(-len(weight) // COLUMNS)
-    data = torch.empty(panels, words, COLUMNS, dtype=torch.int32)
+    data = empty((panels, words, COLUMNS), torch.int32)
     pack_words(data.data_ptr(), weight.data_ptr(), len(weight), words, num_threads())
     missing = (0, panels * COLUMNS - len(weight))
     scale, bias = (None if each is None else F.pad(each, missing) for each in (scale, bias))
