@@ -96,7 +96,8 @@ class EngineConfig:
                             transformers computes
     enforce_eager           compute every decode step call by call: by default, on the CPU, the kernel calls of a step are
                             recorded and made again in steps of the same shape, which gives the same bits sooner
-    watermark               share of the pool kept free when a request is admitted
+    watermark               share of the pool kept free when a request is admitted, for those that run to grow into; a
+                            kv_allocator that reserves all memory at once keeps nothing
     max_waiting_requests    requests that may wait; one more is refused
     max_waiting_tokens      prompt tokens that may wait; a request that brings more is refused
     event_capacity          events kept for viewers; older ones are dropped

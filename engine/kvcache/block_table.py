@@ -62,6 +62,7 @@ class BlockTables(CachedText):
 
     limit_words = "the pool has"  # before `most_for_one` blocks
     shares = True  # do samples of one request read the same blocks?
+    grows = True  # do sequences take blocks while they run?
 
     @property
     def most_for_one(self) -> int:

@@ -43,6 +43,7 @@ class ReservedTables(BlockTables):
 
     limit_words = "the longest piece of the pool has"
     shares = False
+    grows = False
 
     def __init__(self, policy: str, *, max_model_len: int, **options: Any):
         options["groups"] = tuple(replace(group, window=0) for group in options["groups"])  # all of it is reserved

@@ -45,7 +45,8 @@ class Planner:
         self.waiting, self.running = scheduler.waiting, scheduler.running
         self.tables, self.swap, self.victims = scheduler.tables, scheduler.swap, scheduler.victims
         self.reasons = scheduler.reasons
-        self.watermark = math.ceil(self.config.watermark * (self.config.num_blocks - 1))
+        share = self.config.watermark if self.tables.grows else 0
+        self.watermark = math.ceil(share * (self.config.num_blocks - 1))
         self._batch = StaticBatch(self.config.max_num_batched_tokens)
 
     def schedule(self, plan: Plan) -> None:

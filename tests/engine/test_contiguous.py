@@ -80,6 +80,16 @@ def test_free_memory_in_pieces_that_are_too_short_helps_nobody():
     assert all(core.get(i).status == "finished" for i in range(1, 5))
 
 
+def test_no_room_is_kept_for_growing_where_nobody_grows():
+    core = make_core(
+        kv_allocator="orca-oracle", enable_prefix_caching=False, num_blocks=17, max_model_len=64, watermark=0.3
+    )
+    for _ in range(2):
+        core.add_request([1] * 20, greedy(12))  # 8 blocks of 16
+    core.step()
+    assert len(core.scheduler.running) == 2 and core.tables.pool.num_free == 0
+
+
 def test_what_fits_in_no_piece_is_refused():
     core = make_core(kv_allocator="orca-max", enable_prefix_caching=False, num_blocks=12, max_model_len=64)
     with pytest.raises(RequestRefused, match="16 blocks of 4 tokens, the longest piece of the pool has 8"):
