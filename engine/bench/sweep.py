@@ -6,6 +6,7 @@ of a step is from the tokens of the one before to its own, everything in between
 
 from __future__ import annotations
 
+import math
 import statistics
 from itertools import pairwise
 
@@ -56,15 +57,17 @@ def _cells(engine: Engine, options):
 
 
 def step_seconds(engine: Engine, texts: list[list[int]], new_tokens: int) -> float:
-    """Median seconds from one decode step to the next while each of `texts` has about so many tokens in the cache."""
+    """Median seconds from one decode step to the next while each of `texts` has about so many tokens in the cache. NaN where
+    some were done before the last had begun, as happens while prompts are not cached yet."""
     seen = engine.events.next_index
     prompts = [text[: max(1, len(text) - new_tokens // 2)] for text in texts]
     engine.generate(prompts, greedy(new_tokens + 2))
     events, _, lost = engine.events.since(seen)
     assert not lost, "the ring of events is too small for this run"
     steps = [event for event in events if event.kind is EventKind.STEP]
-    return statistics.median(
+    taken = [
         step.time - before.time
         for before, step in pairwise(steps)
         if step.numbers["decode_tokens"] == len(texts) and not step.numbers["prefill_tokens"]
-    )
+    ]
+    return statistics.median(taken) if taken else math.nan

@@ -6,9 +6,11 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 import pytest
+from kvscope.engine import Engine
 from kvscope.engine.bench import batch_of, between, objectives, peer, positive
 from kvscope.engine.bench.contender import Arrival, Kvscope
 from kvscope.engine.bench.load import Service, goodput, milliseconds, offered, open_load, percentiles
+from kvscope.engine.bench.sweep import step_seconds
 from kvscope.engine.latency import Objectives
 from test_bench import bench
 
@@ -76,6 +78,13 @@ def test_the_sweep_has_a_step_for_every_cell_and_its_floor_grows_with_the_work(t
         assert cells[size, 20, 1]["floor ms"] < cells[size, 60, 3]["floor ms"]
     for (_, _, batch), row in cells.items():
         assert row["tok/s"] == pytest.approx(1e3 * batch / row["ms a step"])
+
+
+def test_a_run_whose_requests_never_decode_together_has_no_time_of_a_step(tiny_folder):
+    texts = [[seed] * 60 for seed in (5, 6, 7)]
+    with Engine(tiny_folder, dtype="float32", num_blocks=64, max_num_batched_tokens=16) as engine:
+        assert math.isnan(step_seconds(engine, texts, 2))  # each prompt takes four steps, its tokens three
+        assert step_seconds(engine, texts, 2) > 0  # they are cached now
 
 
 @pytest.mark.parametrize(
