@@ -10,7 +10,8 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | data-tab, data-table, data-filter, data-sample, data-token | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label, data-pace, data-speed | ["label" …, its value]; ["until", kind] where that is what was chosen |
-| a tap or a drag on the player's track | ["goto", step] |
+| a tap or a drag on the player's track | ["goto", step], or the nearest that is recorded |
+| data-step | ["visit", step] |
 | data-send inside data-form | [its value or "submit", {field: text}] |
 | a slider with data-rate | ["rate", its value] |
 | keys | the same messages as the buttons; inside of lists and pools see `roving` |
@@ -120,6 +121,7 @@ function attach(el) {
       if (data.filter) return send("filter", data.filter);
       if (data.sample) return send("sample", Number(data.sample));
       if (data.token) return send("token", data.token);
+      if (data.step) { event.preventDefault(); return send("visit", Number(data.step)); }
       if (data.b) { event.preventDefault(); return send("select", "block", Number(data.b)); }
       if (data.r) return send("select", "request", Number(data.r));
     }

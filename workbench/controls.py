@@ -100,7 +100,7 @@ class Commands(PageCommands):
     """Obeys the messages of one workbench's page, with the same public methods that a notebook cell can call."""
 
     kinds = PageCommands.kinds | {
-        "tab", "filter", "sample", "token", "submit", "traffic", "rate", "goto", "until", "speed",
+        "tab", "filter", "sample", "token", "submit", "traffic", "rate", "goto", "visit", "until", "speed",
     }  # fmt: skip
 
     def __init__(self, workbench: Workbench):
@@ -123,6 +123,9 @@ class Commands(PageCommands):
 
     def _goto(self, step: float) -> None:
         self._time.goto(float(step))
+
+    def _visit(self, step: float) -> None:
+        self._time.visit(int(step))
 
     def _until(self, kind: str) -> None:
         self._time.until(kind)

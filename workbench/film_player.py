@@ -161,7 +161,7 @@ async function play(run) {
     clear: () => { chosen = null; light(); }, previous: () => beside(-1), next: () => beside(1),
   };
   const obey = {
-    do: (what) => (acts[what] ?? refuse)(), goto: goTo, until: (kind) => seek(kind, 1), table: (name) => flip(`table:${name}`),
+    do: (what) => (acts[what] ?? refuse)(), goto: goTo, visit: goTo, until: (kind) => seek(kind, 1), table: (name) => flip(`table:${name}`),
     speed: (speed) => {
       picks.speed = speed;
       if (picks.playing === "true") { stop(); start(); } else draw();

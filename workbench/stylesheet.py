@@ -168,7 +168,7 @@ details>summary::before{content:"▸";color:var(--muted)} details[open]>summary:
 .slots div.e{background:radial-gradient(var(--waste) 1px,transparent 1.4px) 0 0/6px 6px;border-style:dashed;border-color:var(--waste)}
 .log{display:grid;gap:0;font-size:15px;max-height:560px;overflow:auto}
 .log .e{display:grid;grid-template-columns:46px 24px 1fr;gap:6px;padding:5px 4px;border-top:1px solid var(--line);line-height:1.4}
-.log .e:first-child{border-top:0} .log .e.on{background:var(--accent-soft)} .log .e[data-r],.log .e[data-b]{cursor:pointer}
+.log .e:first-child{border-top:0} .log .e.on{background:var(--accent-soft)} .e[data-step]{cursor:pointer} .e[data-step]:hover time{color:var(--accent);text-decoration:underline}
 .log time{color:var(--muted);font-variant-numeric:tabular-nums;font-size:14px} .log .ic{padding-top:1px} .log em{font-style:normal;color:var(--muted)}
 .line{display:grid;gap:0} .line .row{grid-template-columns:auto minmax(0,1fr);align-items:start;line-height:1.35;padding:4px 5px}
 .line em{font-style:normal;color:var(--muted)}

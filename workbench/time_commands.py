@@ -54,6 +54,13 @@ class TimeCommands:
         else:
             self._player.goto(step)
 
+    def visit(self, step: int) -> None:
+        """A step that a line of the page names; ValueError, naming the steps that there are, for one that was not recorded."""
+        recording = self._player.recording
+        if recording is None or step < recording.first_step:
+            self._player.goto(step)
+        self.goto(step)
+
     def until(self, kind: str) -> None:
         """Run to the next event of a kind; in the past, go to it."""
         if self._player.at is None:

@@ -12,7 +12,7 @@ _FOCUS = """() => {
   let at = document.activeElement;
   while (at.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
   const list = at.closest("[data-list]")?.ariaLabel ?? "", pool = at.role === "application" ? at.ariaLabel : "";
-  return {list, pool, r: at.dataset.r ?? "", token: at.dataset.token ?? "", e: at.dataset.e ?? "", b: at.dataset.b ?? "",
+  return {list, pool, r: at.dataset.r ?? "", token: at.dataset.token ?? "", e: at.dataset.e ?? "", b: at.dataset.b ?? "", step: at.dataset.step ?? "",
           on: at === document.body ? "body" : at.localName, outline: getComputedStyle(at).outlineStyle};
 }"""
 
@@ -24,12 +24,14 @@ def address(tiny_folder):
 
     engine = Engine(str(tiny_folder), num_blocks=64, dtype="float32", num_threads=1)
     engine.pause()
+    tape = engine.record()
     for i in range(3):
         engine.submit([*range(3, 70), 80 + i], SamplingParams(max_tokens=200, logprobs=3, ignore_eos=True, seed=i))
         for _ in range(10):
             engine.step()
     with served(engine) as url:
         yield url
+    del tape
 
 
 class Keys:
@@ -138,11 +140,33 @@ def test_the_lines_of_the_log(keys):
     second = keys.press("ArrowDown")
     assert second["e"] and second["e"] != first["e"]
     keys.press("Enter")
-    keys.highlighted(f"Request {second['r']}" if second["r"] else f"Block {second['b']}")
+    keys.page.wait_for_selector(f".stepno b >> text='{second['step']}'")
+    keys.page.wait_for_selector(".log .e.on")
     keys.page.wait_for_timeout(500)
-    assert keys.focus()["e"] == second["e"], "the log shows only what concerns it now, and the line is still there"
-    keys.press("Escape")
+    assert keys.focus()["e"] == second["e"], "the log goes to that step now, and the line is still there"
+    keys.press("End")
+    keys.page.wait_for_selector(".tag >> text=LIVE")
+
+
+def test_a_line_of_the_log_and_the_step_of_a_token_lead_to_their_step(keys):
+    page = keys.page
+    last = page.locator(".log .e").last
+    step = last.get_attribute("data-step")
+    last.click()
+    page.wait_for_selector(f".stepno b >> text='{step}'")
+    page.wait_for_selector(".banner.past")
     keys.nothing_highlighted()
+    page.keyboard.press("End")
+    page.wait_for_selector(".tag >> text=LIVE")
+    page.locator(".reqs .row").first.click()
+    page.locator("[data-token]:visible").nth(4).click()
+    page.wait_for_selector(".alts a[data-step]:visible")
+    step = page.locator(".alts a[data-step]:visible").inner_text().removeprefix("step ")
+    page.click(".alts a[data-step]:visible")
+    page.wait_for_selector(f".stepno b >> text='{step}'")
+    page.keyboard.press("Escape")
+    page.keyboard.press("End")
+    page.wait_for_selector(".tag >> text=LIVE")
 
 
 def test_tokens_and_the_blocks_of_a_request(keys):

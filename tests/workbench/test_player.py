@@ -169,6 +169,12 @@ def test_the_scrubber_and_the_menu():
     assert bench.player.at == 1
     bench.commands.goto(400)
     assert bench.player.at is None
+    bench.commands.visit(93)
+    assert bench.player.at == 93
+    with pytest.raises(ValueError, match="step=0: "):
+        bench.commands.visit(0)
+    bench.commands.visit(170)
+    assert bench.player.at is None
     bench.commands.speed("5")
     assert bench.engine.steps_per_second == bench.player.speed == 5.0
     bench.commands.speed("")

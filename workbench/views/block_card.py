@@ -14,7 +14,7 @@ from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import ROOT, BlockState, RequestState
 
-from ..markup import ICONS, chip, esc, hue, plural, size
+from ..markup import ICONS, ITEM, chip, esc, hue, one_stop, plural, size
 from ..sentences import Context, sentence
 from ..story import ICON_OF
 from .base import Frame, label_of
@@ -61,10 +61,10 @@ class BlockEvents:
             headline, consequence = sentence(event, self._context)
             icon = ICONS[ICON_OF.get(event.kind, "quiet")]
             rows.append(
-                f'<div class="e"><time>{event.step}</time><span class="ic">{icon}</span><span>{esc(headline)} '
+                f'<div class="e" data-step="{event.step}" data-e="{event.index}" {ITEM} role="button"><time>{event.step}</time><span class="ic">{icon}</span><span>{esc(headline)} '
                 f"<em>{esc(consequence)}</em></span></div>"
             )
-        return f'<div class="log">{"".join(rows)}</div>' if rows else ""
+        return one_stop("log", "Events of this block", "".join(rows)) if rows else ""
 
 
 def block_card(frame: Frame, block: int, texts: Texts, decode: Callable[[int], str], events: BlockEvents) -> str:

@@ -1,6 +1,6 @@
 """What happened, newest first, one sentence a line; filters for the kinds that people look for.
 
-A selection filters the log to its request or block. Evictions of one step are one line. The log keeps 5,000 lines and
+A click on a line goes to its step. A selection filters the log to its request or block. Evictions of one step are one line. The log keeps 5,000 lines and
 shows the newest of them; while the engine runs it is redrawn at most twice a second, paused at once.
 """
 
@@ -139,14 +139,9 @@ def _concerns(line: Story, selection: Selection | None) -> bool:
 
 
 def _line(line: Story, newest: int) -> str:
-    event = line.events[0]
-    target = f' data-r="{event.request_id}"' if event.request_id >= 0 else ""
-    if event.request_id < 0 and event.block_id >= 0:
-        target = f' data-b="{event.block_id}"'
-    if target:
-        target += f' data-e="{event.index}" {ITEM} role="button"'
     return (
-        f'<div class="e{" on" if line.step == newest else ""}"{target}><time>{line.step:,}</time><span class="ic">'
+        f'<div class="e{" on" if line.step == newest else ""}" data-step="{line.step}" data-e="{line.events[0].index}" {ITEM} '
+        f'role="button"><time>{line.step:,}</time><span class="ic">'
         f"{ICONS[ICON_OF.get(line.kind, 'quiet')]}</span><span>{esc(line.headline)} <em>{esc(line.consequence)}</em>"
         "</span></div>"
     )

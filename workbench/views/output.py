@@ -220,7 +220,8 @@ class Output(View):
         )
         place = len(self._output.prompt_token_ids) + index
         step = self._step_of(completion, index)
-        at = f" at step {step}" if step is not None else ""
+        there = f'<a href="#" data-step="{step}" style="color:var(--accent)">step {step}</a>'
+        at = f" at {there}" if step is not None else ""
         return (
             f'<div class="alts"><span class="hd">Token {place + 1}{at}{self._stored(place, group)}</span>{rows}</div>'
             f'<p class="sum" style="margin:7px 0 0"><span style="border-bottom:2px dotted var(--waste)">dotted</span>: '
