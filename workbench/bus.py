@@ -6,7 +6,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 
 | in the page | message |
 |---|---|
-| data-do="run" | ["do", "run"]; with Shift on Step and Back a part of a step: ["do", "sub_step"], ["do", "sub_back"] |
+| data-do="run", data-shift="walk" | ["do", "run"]; by a click with Shift ["do", "walk"] |
 | data-tab, data-table, data-filter, data-sample, data-token | ["tab" …, its value] |
 | data-r, data-b | ["select", "request" or "block", id] |
 | a menu with data-label, data-pace, data-speed | ["label" …, its value]; ["until", kind] where that is what was chosen |
@@ -112,7 +112,7 @@ function attach(el) {
       if (!data || node.disabled) continue;
       if (data.send !== undefined) return submit(node.closest("[data-form]"), data.send || "submit");
       if (data.do) {
-        const what = (event.shiftKey && {step: "sub_step", back: "sub_back"}[data.do]) || data.do;
+        const what = (event.shiftKey && data.shift) || data.do;
         event.preventDefault();
         return act[what] ? act[what]() : send("do", what);
       }

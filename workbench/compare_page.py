@@ -47,7 +47,7 @@ def status(comparison: Comparison, error: tuple[str, str]) -> Status:
     """What the header says besides the frames."""
     return Status(
         at=comparison.looking_at, newest=comparison.turn, engine=comparison.state, speed=comparison.speed, error=error[0],
-        traceback=error[1], closed=comparison.closed,
+        traceback=error[1], closed=comparison.closed, unit="turn", has_parts=False,
     )  # fmt: skip
 
 

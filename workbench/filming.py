@@ -56,7 +56,12 @@ def filmed(
         tick = Tick(recording.at(step), None, slots, recording=track)
         _note_reads(reads, moment, tick.snapshot.requests)
         for take in takes:
-            take.draw(moment, tick, takes[0], Status(at=step, newest=steps[-1], engine="", file=title, closed=True))
+            take.draw(
+                moment,
+                tick,
+                takes[0],
+                Status(at=step, newest=steps[-1], engine="", file=title, closed=True, has_parts=False),
+            )
     kinds = ("event", *UNTIL)
     run = {
         "document": takes[0].film.json,

@@ -38,8 +38,13 @@ def test_both_sides_are_run_walked_back_and_shown_as_tables(comparison, browser,
         assert time.monotonic() < until
         page.wait_for_timeout(50)
     page.click(".btns >> text=Back")
-    page.wait_for_selector(f"text=You look at step {cmp.turn - 1}", timeout=PATIENCE)
-    page.click("text=Go to the newest step")
+    page.wait_for_selector(f"text=You look at turn {cmp.turn - 1}", timeout=PATIENCE)
+    page.click(".btns >> text=Back")
+    page.wait_for_selector(f"text=You look at turn {cmp.turn - 2}", timeout=PATIENCE)
+    assert "Shift" not in page.locator(".btns").inner_html(), "a turn has no parts that one could go into"
+    page.click(".btns >> text=Turn", modifiers=["Shift"])
+    page.wait_for_selector(f"text=You look at turn {cmp.turn - 1}", timeout=PATIENCE)
+    page.click("text=Go to the newest turn")
     page.click(".tabs >> text=Tables")
     page.wait_for_selector("th >> text=Requests finished", timeout=PATIENCE)
     page.screenshot(path=shots / "compare.png", timeout=PATIENCE)

@@ -100,7 +100,7 @@ def test_the_film_is_what_a_screen_shows_that_goes_there_at_once(demo, page, the
     screen.panels = [panel for panel in screen.panels if panel.name != "host"]
     document = Document()
     document.add_root(screen.root)
-    status = Status(at=run["steps"][moment], newest=LAST, engine="", file=_title(demo), closed=True)
+    status = Status(at=run["steps"][moment], newest=LAST, engine="", file=_title(demo), closed=True, has_parts=False)
     track = SimpleNamespace(series=_between(demo.series, FIRST, LAST))
     slots = OwnerSlots()
     for step in run["steps"][:moment]:

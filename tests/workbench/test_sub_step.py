@@ -11,6 +11,8 @@ from kvscope.workbench.player import Player
 from kvscope.workbench.recorder import Recording
 from kvscope.workbench.sub_step import PARTS, SubStep, state_of
 from kvscope.workbench.time_commands import TimeCommands
+from kvscope.workbench.views.header import Status
+from kvscope.workbench.views.player_html import buttons
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,13 @@ def test_the_page_says_where_it_is():
     wb.now()
     screen.update(wb._tick_now(), wb._status(), everything=True)
     assert " of 6:" not in screen.header.position.text + screen.header.banner.text
+
+
+def test_buttons_say_that_a_step_has_parts_where_one_can_go_into_it():
+    live = buttons(Status(newest=9), "paused")
+    assert (
+        "with Shift, or S, one part of it" in live and "data-shift=sub_step" in live and "data-shift=sub_back" in live
+    )
+    turns = buttons(Status(newest=9, unit="turn", has_parts=False), "paused")
+    assert "Shift" not in turns and "data-shift" not in turns
+    assert "→ one turn" in turns and "Turn</button>" in turns and "5 turns/s" in turns and "1 turn/s" in turns

@@ -40,6 +40,8 @@ class Status:
     """What the header says besides the frame: filled by the workbench at every tick."""
 
     at: int | None = None  # the step that is looked at; None: live
+    unit: str = "step"  # what Step and Back move by
+    has_parts: bool = True  # whether one can go into a step
     part: int = len(PARTS)  # how many of the parts of that step are done; all but inside of a step
     newest: int = 0  # the newest recorded step
     engine: str = "running"  # what the engine does meanwhile: "running" | "paused" | "stopped"; "": there is none

@@ -28,10 +28,13 @@ def _shape(path: str) -> str:
     )
 
 
-def _button(do: str, name: str, icon: str, title: str, *, primary: bool = False, off: bool = False) -> str:
+def _button(
+    do: str, name: str, icon: str, title: str, *, shifted: str = "", primary: bool = False, off: bool = False
+) -> str:
+    """`shifted` is done instead by a click with Shift."""
     return (
         f'<button type="button"{" class=primary" if primary else ""} data-do="{do}" title="{title}"'
-        f"{' disabled' if off else ''}>{_shape(icon)}{name}</button>"
+        f"{f' data-shift={shifted}' if shifted else ''}{' disabled' if off else ''}>{_shape(icon)}{name}</button>"
     )
 
 
@@ -40,21 +43,25 @@ def buttons(status: Status, word: str) -> str:
     past = status.at is not None
     stopped = word == "stopped" and not past
     moves = status.playing if past else word == "running"
+    back, on, unit = f"← one {status.unit} back", f"→ one {status.unit}", status.unit
+    if status.has_parts:
+        back, on = f"{back}; with Shift one part of it", f"{on}; with Shift, or S, one part of it"
+    parts = ("sub_back", "sub_step") if status.has_parts else ("", "")
     return (
         '<div class="btns">'
-        + _button("back", "Back", _BACK, "← one step back; with Shift one part of it", off=not status.newest)
+        + _button("back", "Back", _BACK, back, shifted=parts[0], off=not status.newest)
         + _button("toggle", "Pause" if moves else "Run", _PAUSE if moves else _RUN, "Space", primary=True, off=stopped)
-        + _button("step", "Step", _STEP, "→ one step; with Shift, or S, one part of it", off=stopped)
-        + _menu(status.speed, off=stopped)
+        + _button("step", unit.title(), _STEP, on, shifted=parts[1], off=stopped)
+        + _menu(status.speed, unit, off=stopped)
         + "</div>"
     )
 
 
-def _menu(speed: float | None, *, off: bool) -> str:
-    chosen = "" if speed is None else f"{speed:g}"
+def _menu(speed: float | None, unit: str, *, off: bool) -> str:
+    chosen, units = "" if speed is None else f"{speed:g}", f"{unit}s"
     speeds = "".join(
         f'<option value="{"" if s is None else f"{s:g}"}"{" selected" * (s == speed)}>'
-        f"{'full speed' if s is None else '1 step/s' if s == 1 else f'{s:g} steps/s'}</option>"
+        f"{'full speed' if s is None else f'{s:g} {unit if s == 1 else units}/s'}</option>"
         for s in dict.fromkeys((*SPEEDS, speed))
     )
     until = "".join(f'<option value="until {kind}">to next {kind}</option>' for kind in UNTIL)
@@ -80,7 +87,7 @@ def position(status: Status, step: int, word: str) -> str:
     age = "" if status.closed else ", <span data-age>updated 0.0 s ago</span>"
     inside = status.part < len(PARTS)
     of = f", {_part(status)}" if inside else f" of {status.newest:,}" if past else ""
-    return f'<div class="stepno">step <b>{step:,}</b>{of}<small>{_STATES[state]}{age}</small></div>'
+    return f'<div class="stepno">{status.unit} <b>{step:,}</b>{of}<small>{_STATES[state]}{age}</small></div>'
 
 
 def _part(status: Status) -> str:
@@ -133,6 +140,6 @@ def _replay(status: Status) -> str:
         leave = '<button type="button" data-do="leave">Back to the live engine</button>'
         act = leave if status.engine else ""
     else:
-        said = f"<b>You look at step {status.at:,}; the newest is {status.newest:,}.</b> {_GOES_ON[status.engine]}"
-        act = '<button type="button" class="primary" data-do="now" title="End">Go to the newest step</button>'
+        said = f"<b>You look at {status.unit} {status.at:,}; the newest is {status.newest:,}.</b> {_GOES_ON[status.engine]}"
+        act = f'<button type="button" class="primary" data-do="now" title="End">Go to the newest {status.unit}</button>'
     return f'<div class="banner past" role="status"><span>{said}</span><span>{act}</span></div>'
