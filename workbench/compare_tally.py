@@ -14,6 +14,8 @@ from typing import NamedTuple
 from kvscope.engine.events import Event, EventKind
 from kvscope.engine.snapshot import EngineSnapshot
 
+from .markup import duration
+
 _RATE_STEPS = 10  # tokens/s of the moment is the mean of so many steps
 
 
@@ -144,10 +146,6 @@ def _percent(value: float) -> str:
     return f"{value:.0%}".replace("%", " %")
 
 
-def _seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value >= 0.1 else f"{1000 * value:,.1f} ms"
-
-
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
@@ -161,7 +159,7 @@ NOW = (
     Metric("Requests finished", lambda t: t.finished, _count),
 )
 SO_FAR = (
-    Metric("Time", lambda t: t.seconds, _seconds),
+    Metric("Time", lambda t: t.seconds, duration),
     Metric("Steps", lambda t: t.steps, _count),
     Metric("Tokens computed", lambda t: t.computed, _count),
     Metric("Tokens/s, mean", lambda t: t.mean_rate, _count),
@@ -169,6 +167,6 @@ SO_FAR = (
     Metric("Unwritten, mean", lambda t: t.mean_unwritten, _percent),
     Metric("Preemptions", lambda t: t.preemptions, _count),
     Metric("Tokens from the cache", lambda t: t.cached, _count),
-    Metric("First token, median", lambda t: _median(t.ttft), _seconds),
-    Metric("Further token, median", lambda t: _median(t.tpot), _seconds),
+    Metric("First token, median", lambda t: _median(t.ttft), duration),
+    Metric("Further token, median", lambda t: _median(t.tpot), duration),
 )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvscope.engine.events import Cause, Event, EventKind
 
-from .markup import duration
+from .event_reasons import REASONS, because
+from .markup import duration, size
 from .theme import sequence_label
 
 if TYPE_CHECKING:
@@ -69,53 +70,6 @@ def _needed_by(event: Event, context: Context) -> str:
     return "it" if itself else context.name(*needed_by)
 
 
-def kibibytes(size: int) -> str:
-    """128 bytes, 720 KiB, 2.11 MiB."""
-    if size < 1024:
-        return _count(size, "byte")
-    return f"{size / 1024:,.4g} KiB" if size < 1 << 20 else f"{size / (1 << 20):,.2f} MiB"
-
-
-_REASONS = {
-    Cause.NONE: "the engine decided so", Cause.USER: "the user asked for it", Cause.CLOSED: "the engine was closed",
-    Cause.ERROR: "an error occurred", Cause.BREAKPOINT: "a breakpoint was reached", Cause.INVALID: "its options are not valid",
-    Cause.POOL_TOO_SMALL: "the pool is too small", Cause.CONTEXT_TOO_LONG: "it is longer than the model reads",
-    Cause.QUEUE_FULL: "the queue is full", Cause.CAPACITY: "there was room for it",
-    Cause.PREFIX_MATCH: "its text starts in the same way", Cause.NEVER_SEEN: "this text was never seen before",
-    Cause.SALT_DIFFERS: "its cache salt differs", Cause.FIRST_DIFFERENCE: "its text differs from there on",
-    Cause.FULL_BLOCKS_ONLY: "caching works in full blocks", Cause.EVICTED: "its text was evicted",
-    Cause.PROMPT: "its prompt needs room", Cause.DECODE: "its next token needs room",
-    Cause.RECOMPUTE: "its tokens are computed again", Cause.RESERVED: "all that it may need is reserved", Cause.COPY_ON_WRITE: "it wrote into a shared block",
-    Cause.SHARED_WRITE: "another reader still needs the old one", Cause.FORK: "it split into samples",
-    Cause.CACHED_WRITE: "cached text is never written over", Cause.SAME_TEXT: "another block holds the same text",
-    Cause.LEFT: "its request leaves it", Cause.SUPERSEDED: "a fuller block holds its tokens too",
-    Cause.PARALLEL_SAMPLING: "several samples were asked for", Cause.BEAM_SEARCH: "beam search keeps several beams",
-    Cause.BLOCK_FULL: "it is full", Cause.OUT_OF_WINDOW: "no token to come looks so far back",
-    Cause.LEAST_RECENTLY_USED: "it had been unused for longest",
-    Cause.LEAST_FREQUENTLY_USED: "it had been used least often", Cause.FIRST_IN: "it had been cached for longest",
-    Cause.MOST_RECENTLY_USED: "it had been used last", Cause.NOT_HIT_TWICE: "it had not been found twice",
-    Cause.LOWEST_PRIORITY: "it had served only the least important requests",
-    Cause.CACHE_RESET: "the cache was reset", Cause.NO_FREE_BLOCK: "no block was free or evictable",
-    Cause.TOKEN_BUDGET: "the token budget of this step is used up",
-    Cause.MAX_NUM_SEQS: "the step already holds as many sequences as it may", Cause.BEHIND: "others came first",
-    Cause.AFTER_PREEMPTION: "a step that preempts admits nobody",
-    Cause.SHARED_PREFIX: "another is about to compute what both begin with",
-    Cause.DECODE_STEP: "a step that decodes takes in no prefill",
-    Cause.SWAPPED_IN: "its KV came back from host memory",
-    Cause.BATCH_RUNNING: "the static batch still runs",
-    Cause.PRIORITY: "another with a better priority needed its place", Cause.DEADLINE: "its deadline has passed", Cause.EOS: "the model ended its answer",
-    Cause.STOP_TOKEN: "it reached a stop token", Cause.STOP_STRING: "it reached a stop string",
-    Cause.LENGTH: "it reached its longest length", Cause.FINISHED: "its reader finished",
-    Cause.CANCELLED: "its reader was cancelled", Cause.PREEMPTED: "its reader was preempted",
-    Cause.FAILED: "its reader failed", Cause.EXCEPTION: "an error occurred inside the step",
-    Cause.NAN_LOGITS: "the model returned numbers that are not finite", Cause.OUT_OF_MEMORY: "memory ran out",
-}  # fmt: skip
-
-
-def _because(event: Event) -> str:
-    return f"because {_REASONS[event.cause]}"
-
-
 # -- one kind after another --------------------------------------------------------------------------------------------
 
 
@@ -136,7 +90,7 @@ def _refused(event: Event, context: Context) -> Sentence:
         Cause.POOL_TOO_SMALL: f"it needs {_count(needed, 'block')} and the pool holds {available:,}",
         Cause.CONTEXT_TOO_LONG: f"it needs {_count(needed, 'token')} and the model reads at most {available:,}",
         Cause.QUEUE_FULL: "the queue is full",
-    }.get(event.cause, _REASONS[event.cause])
+    }.get(event.cause, REASONS[event.cause])
     invalid = event.cause is Cause.INVALID and event.text
     return Sentence(
         f"{_request(event)} was refused because {reason}.", _said(event) if invalid else "Other requests go on."
@@ -152,7 +106,7 @@ def _admitted(event: Event, context: Context) -> Sentence:
     cached, prompt, waited = _n(event, "cached_tokens"), _n(event, "prompt_tokens"), _n(event, "waited_steps") - 1
     # The first step after its arrival is not a wait.
     after = f" after waiting {_count(waited, 'step')}" if waited > 0 else ""
-    return Sentence(f"{_request(event)} was admitted{after} {_because(event)}.", _from_cache(cached, prompt))
+    return Sentence(f"{_request(event)} was admitted{after} {because(event)}.", _from_cache(cached, prompt))
 
 
 def _from_cache(cached: int, prompt: int) -> str:
@@ -184,7 +138,7 @@ def _cache_miss(event: Event, context: Context) -> Sentence:
         Cause.FIRST_DIFFERENCE: f"its text differs from token {_n(event, 'at_token', matched) + 1:,} on",
         Cause.FULL_BLOCKS_ONLY: f"caching works in full blocks of {context.block_size}",
         Cause.NO_FREE_BLOCK: "no block was free for a copy of the last one",
-    }.get(event.cause, _REASONS[event.cause])
+    }.get(event.cause, REASONS[event.cause])
     if not matched:
         return Sentence(f"{_request(event)} missed the cache because {reason}.", _from_cache(0, prompt))
     rest = prompt - matched
@@ -196,13 +150,13 @@ def _cache_miss(event: Event, context: Context) -> Sentence:
 
 def _allocated(event: Event, context: Context) -> Sentence:
     place = f"It is logical block {_n(event, 'logical')} of {context.name(event.request_id, event.child)}."
-    return Sentence(f"{_who(event, context)} took block {event.block_id} {_because(event)}.", place)
+    return Sentence(f"{_who(event, context)} took block {event.block_id} {because(event)}.", place)
 
 
 def _shared(event: Event, context: Context) -> Sentence:
     readers = _n(event, "ref_count")
     return Sentence(
-        f"{_who(event, context)} reads block {event.block_id} too {_because(event)}.",
+        f"{_who(event, context)} reads block {event.block_id} too {because(event)}.",
         f"The block is stored once and has {_count(readers, 'reader')}.",
     )
 
@@ -227,10 +181,10 @@ def _copied(event: Event, context: Context) -> Sentence:
     source = _n(event, "source", -1)
     reader = context.name(_n(event, "reader", -1), _n(event, "reader_child"))
     why = f"{reader} still reads block {source}" if event.cause is not Cause.CACHED_WRITE else "its text stays cached"
-    size = f", one block of {kibibytes(_n(event, 'bytes'))}" if _n(event, "bytes") else ""
+    block = f", one block of {size(_n(event, 'bytes'))}" if _n(event, "bytes") else ""
     return Sentence(
         f"{_who(event, context)} copied block {source} to block {event.block_id} before writing, because {why}.",
-        f"Copy-on-write: {_count(_n(event, 'tokens'), 'token')}{size}.",
+        f"Copy-on-write: {_count(_n(event, 'tokens'), 'token')}{block}.",
     )
 
 
@@ -238,7 +192,7 @@ def _published(event: Event, context: Context) -> Sentence:
     logical, tokens = _n(event, "logical"), _n(event, "tokens", context.block_size)
     first = logical * context.block_size
     return Sentence(
-        f"Block {event.block_id} can now be found by its text {_because(event)}.",
+        f"Block {event.block_id} can now be found by its text {because(event)}.",
         f"It holds tokens {first + 1:,} to {first + tokens:,} of {context.name(event.request_id, event.child)}.",
     )
 
@@ -253,12 +207,12 @@ def _nulled(event: Event, context: Context) -> Sentence:
 
 def _evicted(event: Event, context: Context) -> Sentence:
     if "needed_by" not in event.numbers:  # nobody took it: its text was withdrawn
-        return Sentence(f"Block {event.block_id} was evicted {_because(event)}.", "Its text is no longer cached.")
+        return Sentence(f"Block {event.block_id} was evicted {because(event)}.", "Its text is no longer cached.")
     idle = _n(event, "idle_steps")
     if event.cause is Cause.LEAST_RECENTLY_USED and not idle:
         chosen = "It had just lost its last reader."
     else:
-        chosen = f"{_capital(_REASONS[event.cause])} ({_unused(event.cause)}{_count(idle, 'step')})."
+        chosen = f"{_capital(REASONS[event.cause])} ({_unused(event.cause)}{_count(idle, 'step')})."
     return Sentence(
         f"Block {event.block_id} was evicted because {_needed_by(event, context)} needed a block and none was free.",
         f"{chosen} Its text is no longer cached.",
@@ -274,14 +228,14 @@ def evicted_together(events: Sequence[Event], context: Context) -> Sentence:
     ids = f" ({_join(blocks)})" if len(blocks) <= 3 else ""
     if any("needed_by" not in e.numbers for e in events):
         return Sentence(
-            f"{len(blocks)} blocks{ids} were evicted {_because(events[0])}.", "Their text is no longer cached."
+            f"{len(blocks)} blocks{ids} were evicted {because(events[0])}.", "Their text is no longer cached."
         )
     names = list(dict.fromkeys(_needed_by(e, context) for e in events))
     who = _join_names(names) if len(names) <= 3 else f"{len(names)} sequences"
     idle = sorted(_n(e, "idle_steps") for e in events)
     span = _count(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {_count(idle[-1], 'step')}"
     causes = {e.cause for e in events}
-    chosen = f"They {_REASONS[events[0].cause].removeprefix('it ')} ({_unused(events[0].cause)}{span})."
+    chosen = f"They {REASONS[events[0].cause].removeprefix('it ')} ({_unused(events[0].cause)}{span})."
     return Sentence(
         f"{len(blocks)} blocks{ids} were evicted because {who} needed room and none was free.",
         chosen if ids and len(causes) == 1 else f"They had been unused for {span}; the first was block {blocks[0]}.",
@@ -296,13 +250,13 @@ def _freed(event: Event, context: Context) -> Sentence:
         Cause.COPY_ON_WRITE: f"{name} writes into a copy now",
         Cause.BEAM_SEARCH: f"a text of {name} was no longer among the best",
         Cause.OUT_OF_WINDOW: f"{name} does not look so far back any more",
-    }.get(event.cause, _REASONS[event.cause])  # fmt: skip
+    }.get(event.cause, REASONS[event.cause])  # fmt: skip
     kept = "Its text stays cached." if _n(event, "cached") else "It is empty again."
     return Sentence(f"Block {event.block_id} lost its last reader because {reason}.", kept)
 
 
 def _preempted(event: Event, context: Context) -> Sentence:
-    reason = _REASONS[event.cause]
+    reason = REASONS[event.cause]
     if event.cause is Cause.NO_FREE_BLOCK:
         reason = f"{_needed_by(event, context)} needed a block and none was free or evictable"
     later = f"{_count(_n(event, 'recompute_tokens'), 'token')} will be recomputed later"
@@ -318,7 +272,7 @@ def _swapped_out(event: Event, context: Context) -> Sentence:
     used = _count(_n(event, "used_host_blocks"), "block")
     return Sentence(
         f"{_moved(event)} moved to host memory because {_samples(event, context)} lost {_its(event)} place.",
-        f"{kibibytes(_n(event, 'bytes'))}, nothing to recompute; host memory holds {used} now.",
+        f"{size(_n(event, 'bytes'))}, nothing to recompute; host memory holds {used} now.",
     )
 
 
@@ -326,7 +280,7 @@ def _swapped_in(event: Event, context: Context) -> Sentence:
     used = _count(_n(event, "used_host_blocks"), "block")
     return Sentence(
         f"{_moved(event)} moved back from host memory because there was room for {_samples(event, context)}.",
-        f"{kibibytes(_n(event, 'bytes'))}; host memory holds {used} now.",
+        f"{size(_n(event, 'bytes'))}; host memory holds {used} now.",
     )
 
 
@@ -355,7 +309,7 @@ def _resumed(event: Event, context: Context) -> Sentence:
         )
     else:
         after = f"None of its text was still cached; all {_count(total, 'token')} are recomputed."
-    reason = "enough blocks had become available" if event.cause is Cause.CAPACITY else _REASONS[event.cause]
+    reason = "enough blocks had become available" if event.cause is Cause.CAPACITY else REASONS[event.cause]
     return Sentence(f"{_who(event, context)} resumed because {reason}.", after)
 
 
@@ -374,7 +328,7 @@ def _blocked(event: Event, context: Context) -> Sentence:
         )
     if event.cause is Cause.NO_FREE_BLOCK:
         return Sentence(f"{_who(event, context)} is waiting because it needs {_count(needed, 'block')}.", f"{room}.")
-    return Sentence(f"{_who(event, context)} is waiting {_because(event)}.", "It is tried again in the next step.")
+    return Sentence(f"{_who(event, context)} is waiting {because(event)}.", "It is tried again in the next step.")
 
 
 def _finished(event: Event, context: Context) -> Sentence:
@@ -386,7 +340,7 @@ def _finished(event: Event, context: Context) -> Sentence:
         else f"it reached its limit of {_count(tokens, 'token')}",
         Cause.STOP_TOKEN: f"it reached a stop token after {_count(tokens, 'token')}",
         Cause.STOP_STRING: f"it wrote the stop string “{' '.join(event.text.split()[:5])}”",
-    }.get(event.cause, _REASONS[event.cause])
+    }.get(event.cause, REASONS[event.cause])
     kept, freed = _n(event, "cached_blocks"), _n(event, "freed_blocks")
     return Sentence(
         f"{_who(event, context)} finished: {how}.",
@@ -397,7 +351,7 @@ def _finished(event: Event, context: Context) -> Sentence:
 def _cancelled(event: Event, context: Context) -> Sentence:
     tokens, freed = _n(event, "output_tokens"), _n(event, "freed_blocks")
     return Sentence(
-        f"{_who(event, context)} was cancelled {_because(event)}.",
+        f"{_who(event, context)} was cancelled {because(event)}.",
         f"It had written {_count(tokens, 'token')}; {_were(freed, 'block')} freed.",
     )
 
@@ -405,7 +359,7 @@ def _cancelled(event: Event, context: Context) -> Sentence:
 def _failed(event: Event, context: Context) -> Sentence:
     freed = f"{_were(_n(event, 'freed_blocks'), 'block')} freed; other requests go on."
     return Sentence(
-        f"{_who(event, context)} failed {_because(event)}.", f"{_said(event)} {freed}" if event.text else freed
+        f"{_who(event, context)} failed {because(event)}.", f"{_said(event)} {freed}" if event.text else freed
     )
 
 
@@ -424,18 +378,18 @@ def _step(event: Event, context: Context) -> Sentence:
 
 def _cache_reset(event: Event, context: Context) -> Sentence:
     blocks = _count(_n(event, "blocks"), "block")
-    return Sentence(f"The prefix cache was emptied {_because(event)}.", f"The text of {blocks} can no longer be found.")
+    return Sentence(f"The prefix cache was emptied {because(event)}.", f"The text of {blocks} can no longer be found.")
 
 
 def _paused(event: Event, context: Context) -> Sentence:
     stays = "Requests keep their blocks."
     if event.cause is Cause.BREAKPOINT and event.text:
         return Sentence(f"The engine was paused because {event.text}.", stays)
-    return Sentence(f"The engine was paused {_because(event)}.", f"{_said(event)} {stays}" if event.text else stays)
+    return Sentence(f"The engine was paused {because(event)}.", f"{_said(event)} {stays}" if event.text else stays)
 
 
 def _continued(event: Event, context: Context) -> Sentence:
-    return Sentence(f"The engine continued {_because(event)}.", "Requests go on where they stopped.")
+    return Sentence(f"The engine continued {because(event)}.", "Requests go on where they stopped.")
 
 
 WORDS: dict[EventKind, Callable[[Event, Context], Sentence]] = {

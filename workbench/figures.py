@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .markup import amount
 from .theme import LIGHT, OWNER_HUES
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], *, x_label
             if value > 0.05 * longest:
                 words = {"ha": "center", "va": "center", "color": LIGHT.ink, "fontsize": 11}
                 box = {"facecolor": OWNER_HUES[i], "edgecolor": "none", "pad": 1.5}
-                axes.text(left[bar] + value / 2, bar, f"{value:.3g}", bbox=box, **words)
+                axes.text(left[bar] + value / 2, bar, amount(value), bbox=box, **words)
             left[bar] += value
     axes.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=6, frameon=False, labelcolor=LIGHT.ink, fontsize=11)
@@ -68,7 +69,7 @@ def grouped_bars(title: str, groups: Mapping[str, Mapping[str, float]], *, x_lab
         values = [group[name] for group in groups.values() if name in group]
         bars = axes.barh(at, values, height=thick, color=OWNER_HUES[i % len(OWNER_HUES)], hatch=HATCHES[i % len(HATCHES)],
                          edgecolor=LIGHT.ink, linewidth=0.6, label=name)  # fmt: skip
-        axes.bar_label(bars, [f"{value:,.4g}" for value in values], padding=3, color=LIGHT.ink, fontsize=9)
+        axes.bar_label(bars, [amount(value) for value in values], padding=3, color=LIGHT.ink, fontsize=9)
     axes.set_yticks(range(len(groups)), list(groups))
     axes.invert_yaxis()
     axes.margins(x=0.12)

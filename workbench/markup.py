@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from decimal import Decimal
 
 from .theme import OWNER_HUES, OwnerSlots
 
@@ -16,20 +17,30 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def amount(value: float) -> str:
+    """12,345, 859, 2.43, 0.00012: three digits that count, and never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{Decimal(f'{value:.3g}'):f}"
+
+
 def size(num_bytes: float) -> str:
-    """720 KiB, 90 MiB, 1.4 GiB."""
+    """128 B, 720 KiB, 2.11 MiB, 1.4 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}"
+            return f"{amount(num_bytes)} {unit}"
         num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"
+    return f"{amount(num_bytes)} GiB"
 
 
 def duration(seconds: float) -> str:
-    """4.2 ms, 859 ms, 4.5 s."""
-    if seconds < 0.01:
+    """4.2 ms, 859 ms, 2.43 s, 14.7 s, 2 min 5 s."""
+    if seconds < 0.00995:
         return f"{1000 * seconds:.1f} ms"
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes:,} min {rest} s"
 
 
 def chip(label: str, request_id: int, slots: OwnerSlots) -> str:

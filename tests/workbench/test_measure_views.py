@@ -235,7 +235,7 @@ def test_the_machine_is_read_once_a_second_with_its_gpus():
     view.update(machine_frame(0.0, events=[step]))
     first = view._sample
     bars = dict(zip(view.bars.data["name"], view.bars.data["text"], strict=True))
-    assert bars["GPU 0"] == bars["GPU 1"] == "83 %" and bars["GPU 0 memory"] == "6.0 GiB of 24.0 GiB"
+    assert bars["GPU 0"] == bars["GPU 1"] == "83 %" and bars["GPU 0 memory"] == "6 GiB of 24 GiB"
     assert bars["GPU 0 power"] == "61 of 61 W" and "GPU 1 power" not in bars, "what a GPU does not tell is left out"
     assert bars["GPU 0 clocks"] == "2,040 MHz, memory 6,251 MHz" and bars["GPU 1 heat"] == "64 °C"
     assert view.summary() == "Read once a second. NVIDIA L4, NVIDIA H200."

@@ -6,6 +6,7 @@ import re
 import pytest
 from fake_frames import FakeEngine, all_events
 from kvscope.engine.events import Cause, Event, EventKind
+from kvscope.workbench.markup import amount, size
 from kvscope.workbench.sentences import Context, lines, sentence, story
 
 NUMBERS = {
@@ -166,7 +167,18 @@ def test_a_quiet_step_is_told_by_its_numbers_and_nothing_by_none():
     assert story([]) is None
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.0042, "4.2 ms"), (0.859, "859 ms"), (2.4313, "2.4 s")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0042, "4.2 ms"),
+        (0.859, "859 ms"),
+        (0.9996, "1.00 s"),
+        (2.4313, "2.43 s"),
+        (14.72, "14.7 s"),
+        (59.97, "1 min 0 s"),
+        (125.2, "2 min 5 s"),
+    ],
+)
 def test_a_step_tells_its_time_as_people_read_it(seconds, words):
     told = story([event(EventKind.STEP, **{**NUMBERS, "seconds": seconds})])
     assert told.consequence.endswith(f", in {words}.")
@@ -196,3 +208,28 @@ def test_a_whole_run_is_told_in_short_sentences():
     assert {line.kind for line in told} >= {EventKind.COPIED, EventKind.PREEMPTED, EventKind.EVICTED, EventKind.FORKED}
     for line, text in itertools.chain.from_iterable(((line, line.headline), (line, line.consequence)) for line in told):
         assert len(text.split()) <= 20 and text.endswith("."), line
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2430.4, "2,430"),
+        (999.6, "1,000"),
+        (859, "859"),
+        (24.31, "24.3"),
+        (2.4313, "2.43"),
+        (90, "90"),
+        (0.000123, "0.000123"),
+        (0, "0"),
+    ],
+)
+def test_a_number_has_three_digits_that_count_and_no_exponent(value, words):
+    assert amount(value) == words
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [(128, "128 B"), (737280, "720 KiB"), (2211840, "2.11 MiB"), (90 << 20, "90 MiB"), (1_503_238_553, "1.4 GiB")],
+)
+def test_a_size_is_in_the_unit_that_people_read(num_bytes, words):
+    assert size(num_bytes) == words
