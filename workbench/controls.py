@@ -29,8 +29,8 @@ _FIELDS: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
     ("beam_width", "Beam width", "", int),
 )
 _BEAM_FIELDS = frozenset(
-    {"beam_width", "max_tokens"}
-)  # a beam search draws nothing: the other fields do not concern it
+    {"beam_width", "temperature", "max_tokens"}
+)  # a beam search draws nothing: no others concern it
 _RATES = ("0.2", "20", "0.2", "2")  # of the slider, in requests a second: least, most, step, at the start
 
 

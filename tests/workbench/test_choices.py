@@ -1,6 +1,7 @@
 """What a person chooses: the selection, the form, and the messages of the page."""
 
 import pytest
+from kvscope.workbench.asking import params_of
 from kvscope.workbench.controls import Commands, form_html, read_form, traffic_html
 from kvscope.workbench.scenarios import SCENARIOS, scenario
 from kvscope.workbench.selection import Choices, parse
@@ -73,7 +74,9 @@ def test_the_form_offers_every_scenario_and_cannot_leave_the_page():
 
 def test_a_beam_search_in_the_form_leaves_out_what_does_not_concern_it():
     values = {"prompt": "hi", "n": "1", "temperature": "0.8", "max_tokens": "9", "top_p": "1.0", "beam_width": "3"}
-    assert read_form(values) == ("hi", {"max_tokens": 9, "beam_width": 3})
+    prompt, options = read_form(values)
+    assert (prompt, options) == ("hi", {"temperature": 0.8, "max_tokens": 9, "beam_width": 3})
+    assert params_of(options).temperature == 0.8, "a field that a beam search has"
 
 
 def test_traffic_is_started_stopped_and_changed_from_the_page(commands):
