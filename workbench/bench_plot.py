@@ -20,6 +20,8 @@ class Chart(NamedTuple):
     bars: tuple[str, ...]
     unit: str
     name: str = ""  # the column that names a bar, where a row is one bar
+    named: str = "{}"  # what the bar is called, of what stands in that column
+    of: tuple[str, str] = ("", "")  # a column and what stands in the rows that are drawn; else all are
     log: bool = False
 
 
@@ -36,6 +38,15 @@ CHARTS = {
     "kernels": Chart(("operation", "shape"), ("reference µs", "cpu µs", "torch µs"), "microseconds a call", log=True),
     "peers": Chart(("load", "shape"), ("tok/s",), "tokens a second", name="engine"),
     "gpu": Chart(("what", "shape"), ("µs",), "microseconds", log=True),
+    "views": Chart(
+        ("what",),
+        ("value",),
+        "bytes a frame, mean",
+        name="blocks",
+        named="{:,} blocks",
+        of=("unit", "B/frame"),
+        log=True,
+    ),
 }
 TITLE = "kvscope bench "
 
@@ -72,9 +83,12 @@ def draw(file: Path) -> Figure:
 def _groups(chart: Chart, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{group: {bar: length}}; what a table has no number for has no bar."""
     groups: dict[str, dict[str, float]] = {}
+    column, wanted = chart.of
     for row in rows:
+        if column and row[column] != wanted:
+            continue
         group = groups.setdefault(", ".join(str(row[column]) for column in chart.groups), {})
-        for column in chart.bars:
-            if isinstance(row[column], int | float):
-                group[row[chart.name] if chart.name else column] = row[column]
+        for bar in chart.bars:
+            if isinstance(row[bar], int | float):
+                group[chart.named.format(row[chart.name]) if chart.name else bar] = row[bar]
     return groups

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from kvscope.workbench.bench_plot import CHARTS, draw
+from kvscope.workbench.bench_views import HEADERS, Measured, table
 from kvscope.workbench.cli import main
 
 
@@ -16,9 +17,10 @@ def write(folder, title, rows):
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_names_columns_that_its_benchmark_has(name):
-    headers = set(importlib.import_module(f"kvscope.engine.bench.{name}").HEADERS)
+    module = "kvscope.workbench.bench_views" if name == "views" else f"kvscope.engine.bench.{name}"
+    headers = set(importlib.import_module(module).HEADERS)
     chart = CHARTS[name]
-    assert {*chart.groups, *chart.bars, *filter(None, [chart.name])} <= headers
+    assert {*chart.groups, *chart.bars, *filter(None, [chart.name, chart.of[0]])} <= headers
 
 
 def test_every_row_has_its_bars_and_what_has_no_number_has_none(tmp_path, capsys):
@@ -44,6 +46,19 @@ def test_where_a_row_is_one_contender_its_name_is_the_bar(tmp_path):
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["decode, 4 × 128"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["kvscope", "vllm"]
+
+
+def test_of_the_views_the_bytes_of_each_are_drawn_a_bar_for_each_pool(tmp_path):
+    measured = Measured(seconds=10, steps=500, cpu=dict.fromkeys(("events", "views"), 0.1), views=["block_map"])
+    measured.frames = [{"block_map": 2430, "page": 50}] * 80
+    rows = [
+        dict(zip(HEADERS, [blocks, *row], strict=True)) for blocks in (128, 16384) for row in table(measured, blocks)
+    ]
+    figure = draw(write(tmp_path, "kvscope bench views", rows))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["bytes: block_map", "bytes: page", "bytes: all"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["128 blocks", "16,384 blocks"]
+    assert {"2,430", "50", "2,480"} <= {text.get_text() for text in axes.texts}, "no exponents"
 
 
 @pytest.mark.parametrize(
