@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 from bokeh.events import Tap
 from fake_frames import FakeSource
+from kvscope.engine.events import EventKind
 from kvscope.workbench.theme import DARK
 from kvscope.workbench.views.base import Selection
 from kvscope.workbench.views.phases import Phases
@@ -53,6 +54,16 @@ def test_a_viewer_that_looks_seldom_tells_the_same_phases():
         assert told(seldom, request_id) == told(watched, request_id)
         lanes = [[s.lanes for s in phases.spans[request_id] if s.lanes] for phases in (seldom, watched)]
         assert lanes[0] == lanes[1]
+
+
+def test_a_viewer_that_comes_after_a_swap_tells_prefill_from_decode():
+    frame, late = FakeSource().frame(steps=110), Phases()
+    for event in frame.events:
+        if event.kind is EventKind.PREEMPTED:
+            event.numbers["swapped_tokens"], event.numbers["recompute_tokens"] = event.numbers["recompute_tokens"], 0
+    late.update(frame)
+    assert told(late, 10) == told(followed(110), 10)
+    assert [phase for phase, _, _ in told(late, 10)] == ["prefill", "decode", "preempted"]
 
 
 def test_phases_neither_overlap_nor_leave_gaps():

@@ -134,7 +134,8 @@ class Phases:
             if phase == "preempted":
                 if spans[-1].phase == "prefill":
                     spans[-1].lanes = (spans[-1].lanes or {}) | {event.child: last}
-                self._split(event.request_id, event.numbers.get("recompute_tokens", 0) - spans[-1].goal)
+                computed = event.numbers.get("swapped_tokens") or event.numbers.get("recompute_tokens", 0)
+                self._split(event.request_id, computed - spans[-1].goal)
             if spans[-1].phase == "waiting" and event.step - spans[-1].first <= 1:
                 spans.pop()  # admitted in the first step after its arrival: it never waited
         share = cached / total if total else 0.0
