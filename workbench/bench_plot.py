@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvscope.engine.bench import add_command
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -53,7 +55,7 @@ TITLE = "kvscope bench "
 
 def add_parser(benchmarks: argparse._SubParsersAction) -> None:
     """Add `plot` to the benchmarks of the command line."""
-    plot = benchmarks.add_parser("plot", help="draw the JSON files of benchmarks, each into an .svg beside it")
+    plot = add_command(benchmarks, "plot", "draw the JSON files of benchmarks, each into an .svg beside it")
     plot.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what a benchmark wrote with --json")
     plot.add_argument("--format", choices=("svg", "png"), default="svg", help="of the pictures (default svg)")
     plot.set_defaults(run=_run)

@@ -41,9 +41,9 @@ _MAP_BOUNDS = ((512, 3_000), (4_096, 15_000), (16_384, 20_000))  # up to so many
 
 def add_parser(benchmarks: argparse._SubParsersAction) -> None:
     """Add `views` to the benchmarks of the command line."""
-    from kvscope.engine.bench import DTYPES, at_least
+    from kvscope.engine.bench import DTYPES, add_command, at_least
 
-    views = benchmarks.add_parser("views", help="what the page costs beside an engine at full speed, frame by frame")
+    views = add_command(benchmarks, "views", "what the page costs beside an engine at full speed, frame by frame")
     views.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
     views.add_argument("--dtype", choices=DTYPES, default="auto")
     views.add_argument("--blocks", type=at_least(2), nargs="+", default=[128, 1024, 16384], help="sizes of the pool")

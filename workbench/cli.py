@@ -22,25 +22,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from kvscope.engine.bench import add_command
+    from kvscope.engine.bench import add_parser as add_bench
+
+    from .bench_plot import add_parser as add_plot
+    from .bench_views import add_parser as add_views
+    from .cli_model import add_parser as add_model
+
     parser = argparse.ArgumentParser(prog="kvscope", description="Serve a language model and watch how it is done.")
     parser.add_argument("--version", action="version", version=f"kvscope {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    lab = commands.add_parser("lab", help="open the notebooks in JupyterLab")
-    lab.add_argument("folder", nargs="?", default="kvscope-notebooks", help="where the notebooks are copied to")
+    lab = add_command(commands, "lab", "open the notebooks in JupyterLab")
+    lab.add_argument(
+        "folder",
+        nargs="?",
+        default="kvscope-notebooks",
+        help="where the notebooks are copied to (default kvscope-notebooks)",
+    )
     lab.add_argument("--port", type=int, default=8888, help="first port to try (default 8888)")
     lab.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
     lab.set_defaults(run=_lab)
 
-    app = commands.add_parser("app", help="serve the workbench as a page of its own")
+    app = add_command(commands, "app", "serve the workbench as a page of its own")
     app.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
-    app.add_argument("--num-blocks", type=int, help="blocks in the pool")
+    app.add_argument(
+        "--num-blocks", type=int, help="blocks in the pool (default 512, or fewer where little memory is free)"
+    )
     app.add_argument("--port", type=int, default=5006, help="port (default 5006; 0 takes a free one)")
     app.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     app.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
     app.set_defaults(run=_app)
 
-    replay = commands.add_parser("replay", help="show a recording on a page of its own, with no model")
+    replay = add_command(commands, "replay", "show a recording on a page of its own, with no model")
     replay.add_argument(
         "file", nargs="?", default="demo", help="what wb.save() wrote (default: the demo that comes along)"
     )
@@ -52,18 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(run=_replay)
 
-    doctor = commands.add_parser("doctor", help="print versions, what works here and what to do about the rest")
+    doctor = add_command(commands, "doctor", "print versions, what works here and what to do about the rest")
     doctor.set_defaults(run=_doctor)
 
-    from .cli_model import add_parser as add_model
-
     add_model(commands)
-
-    from kvscope.engine.bench import add_parser as add_bench
-
-    from .bench_plot import add_parser as add_plot
-    from .bench_views import add_parser as add_views
-
     benchmarks = add_bench(commands)
     add_views(benchmarks)
     add_plot(benchmarks)

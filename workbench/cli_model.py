@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import sys
 
+from kvscope.engine.bench import add_command
+
 
 def add_parser(subparsers) -> None:
     """Add the command to `kvscope`'s parser; each handler is set as `run` and returns an exit status."""
-    parser = subparsers.add_parser("model", help="list, fetch, find and remove models")
+    parser = add_command(subparsers, "model", "list, fetch, find and remove models")
     commands = parser.add_subparsers(required=True, metavar="action")
 
-    listing = commands.add_parser("list", help="the models in kvscope's cache")
+    listing = add_command(commands, "list", "the models in kvscope's cache")
     listing.set_defaults(run=_list)
 
-    fetch = commands.add_parser("fetch", help="get a model now, so that an engine starts at once and offline")
+    fetch = add_command(commands, "fetch", "get a model now, so that an engine starts at once and offline")
     fetch.add_argument(
         "model", nargs="?", default="default", help="default, a Hugging Face id, a folder or a .gguf file"
     )
@@ -29,13 +31,13 @@ def add_parser(subparsers) -> None:
     )
     fetch.set_defaults(run=_fetch)
 
-    path = commands.add_parser("path", help="print the folder of a model, fetching it if need be")
+    path = add_command(commands, "path", "print the folder of a model, fetching it if need be")
     path.add_argument(
         "model", nargs="?", default="default", help="default, a Hugging Face id, a folder or a .gguf file"
     )
     path.set_defaults(run=_path)
 
-    remove = commands.add_parser("remove", help="delete a model from kvscope's cache")
+    remove = add_command(commands, "remove", "delete a model from kvscope's cache")
     remove.add_argument("model", help="its name or key, as `kvscope model list` shows it")
     remove.set_defaults(run=_remove)
 

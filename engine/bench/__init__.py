@@ -19,7 +19,7 @@ PEERS = ("transformers", "vllm", "openvino", "llama.cpp")  # each has a file in 
 
 def add_parser(commands) -> argparse._SubParsersAction:
     """Add `bench` and its benchmarks to the command line; returns where more of them can be added."""
-    bench = commands.add_parser("bench", help="measure speed against the floor and against other engines")
+    bench = add_command(commands, "bench", "measure speed against the floor and against other engines")
     benchmarks = bench.add_subparsers(required=True, metavar="benchmark")
 
     latency = _benchmark(benchmarks, "latency", "decode and prefill at fixed batch sizes")
@@ -75,10 +75,15 @@ def add_parser(commands) -> argparse._SubParsersAction:
     peers.add_argument("--rate", type=positive, default=8.0, help="requests a second of the mixed load (default 8)")
     peers.add_argument("--max-num-batched-tokens", type=at_least(1), default=1024, help="tokens of one of our steps")
 
-    gpu = benchmarks.add_parser("gpu", help="every Triton kernel against float64 and the ceilings, and decode steps")
+    gpu = add_command(benchmarks, "gpu", "every Triton kernel against float64 and the ceilings, and decode steps")
     add_gpu_options(gpu)
     gpu.set_defaults(run=lambda options: importlib.import_module(".gpu", __name__).run(options))
     return benchmarks
+
+
+def add_command(commands, name: str, says: str) -> argparse.ArgumentParser:
+    """A command of the command line. Its own --help opens with what the list of commands says of it."""
+    return commands.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -144,7 +149,9 @@ def add_gpu_options(parser) -> None:
 
 def _add_batches(parser) -> None:
     """Decode of equal prompts."""
-    parser.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 4, 16, 32], help="decode batch sizes")
+    parser.add_argument(
+        "--batch", type=at_least(1), nargs="+", default=[1, 4, 16, 32], help="decode batch sizes (default 1 4 16 32)"
+    )
     parser.add_argument("--prompt", type=at_least(1), default=128, help="prompt tokens (default 128)")
     parser.add_argument("--new", type=at_least(2), default=64, help="new tokens (default 64)")
 
@@ -164,8 +171,8 @@ def _add_load(parser) -> None:
     parser.add_argument("--max-num-seqs", type=at_least(1), default=64, help="sequences in one step (default 64)")
 
 
-def _benchmark(benchmarks, name: str, help: str, *, repeats: int = 5, dtype: bool = True):
-    parser = benchmarks.add_parser(name, help=help)
+def _benchmark(benchmarks, name: str, says: str, *, repeats: int = 5, dtype: bool = True):
+    parser = add_command(benchmarks, name, says)
     parser.add_argument("--model", default="default", help="default, a Hugging Face id, a folder or a .gguf file")
     if dtype:
         parser.add_argument("--dtype", choices=DTYPES, default="auto")

@@ -36,6 +36,20 @@ def test_help_imports_nothing_heavy(command):
 
 
 @pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["lab"], "Open the notebooks in JupyterLab."),
+        (["model", "path"], "Print the folder of a model, fetching it if need be."),
+        (["bench", "plot"], "Draw the JSON files of benchmarks, each into an .svg beside it."),
+    ],
+)
+def test_the_help_of_a_command_says_what_the_command_does(capsys, command, says):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["latency", "--new", "1"], "argument --new: '1' must be a whole number of at least 2"),
