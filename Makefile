@@ -17,7 +17,7 @@ env: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "kvscope needs Python 3.11 or newer, not $$($(PYTHON) --version 2>&1). Say which: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "No virtual environment could be made. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV), once: some minutes, most of them for $(TORCH)."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
