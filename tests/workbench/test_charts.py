@@ -73,6 +73,7 @@ def test_axis_tops_are_round_and_restyling_repaints():
     view.restyle(DARK)
     assert view.ends.data["colour"] == [DARK.decode, DARK.prefill]
     assert view.figure.ygrid.grid_line_color == DARK.line
+    assert view._names.glyph.background_fill_color == view._numbers.glyph.background_fill_color == DARK.panel
 
 
 def test_twins_show_the_last_eight_steps():

@@ -36,7 +36,9 @@ class Batch(View):
         common = {"x": "step", "width": 0.72, "source": self.bars, "line_color": None}
         self._decode = fig.vbar(**common, bottom=0, top="decode")
         self._prefill = fig.vbar(**common, bottom="decode", top="total", hatch_pattern="vertical_line", hatch_scale=4)
-        self._budget = Span(location=0, dimension="width", line_dash="dotted", line_width=1.8, visible=False)
+        self._budget = Span(
+            location=0, dimension="width", line_dash="dotted", line_width=1.8, visible=False, level="underlay"
+        )
         fig.add_layout(self._budget)
         words = {"x": "x", "y": "y", "source": self.ends, "x_offset": 6, "text_font": font()}
         self._numbers = fig.text(
@@ -115,6 +117,8 @@ class Batch(View):
         self._budget.line_color = theme.ink
         self._numbers.glyph.text_font_size, self._names.glyph.text_font_size = theme.font(13.5), theme.font(13)
         self._names.glyph.text_color = theme.muted
+        for text in (self._numbers, self._names):
+            text.glyph.background_fill_color = theme.panel  # no line of the grid goes through a word
         self._words()
 
     @property

@@ -98,6 +98,8 @@ class LineChart(View):
         self._numbers.glyph.text_font_size = theme.font(13.5)
         self._names.glyph.text_font_size = theme.font(13)
         self._names.glyph.text_color = theme.muted
+        for text in (self._numbers, self._names):
+            text.glyph.background_fill_color = theme.panel  # no line of the grid goes through a word
         self._end_labels()
 
     @property

@@ -89,7 +89,8 @@ class EvictionQueue(View):
         number = len(self.frame.snapshot.eviction_order)
         left_out = number - COLUMNS * MOST_ROWS
         more = f" {left_out:,} more stand behind them." if left_out > 0 else ""
-        return f"{plural(number, 'block')}, the first to go first. The number in a chip is the block.{more}"
+        told = "The number in a chip is the block; it has been idle for so many steps."
+        return f"{plural(number, 'block')}, the first to go first. {told}{more}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         headers = ["Place", "Block", "Idle", "Hits", "Computed for"]
