@@ -157,6 +157,7 @@ def test_the_page_says_where_one_looks(lived):
     room.player.now()
     room.tick()
     assert ">LIVE<" in header.head.text and "Go to the newest step" not in header.banner.text
+    assert "Reset cache" in header.head.text
     assert room.screen.pulse.tags[3] == "live" and list(header.scrubber.here.data["step"]) == [STEPS]
 
 

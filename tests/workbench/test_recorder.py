@@ -82,6 +82,9 @@ def test_a_replay_shows_every_step_and_works_at_none(saved):
             assert_same(wb.state_at(step), live[step])
             frame = wb.views.block_map.refresh().frame
             assert frame.snapshot.step == step and frame.info.num_blocks == 64
+        screen = wb._make_screen(lambda *message: None)
+        screen.update(wb._tick_now(), wb._status())
+        assert ">REPLAY<" in screen.header.head.text and "Reset cache" not in screen.header.head.text
         assert "Request 2" in wb.views.output.summary()
         assert any("arrived" in line for line in wb.explain())
         for act in (

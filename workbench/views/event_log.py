@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bokeh.models import Div
 from kvscope.engine.events import EventKind
 
-from ..markup import ICONS, ITEM, esc, one_stop
+from ..markup import ICONS, ITEM, esc, one_stop, plural
 from ..sentences import Context, Story, lines
 from ..story import ICON_OF
 from ..theme import LIGHT, Theme
@@ -116,7 +116,8 @@ class EventLog(View):
         self.theme = theme
 
     def summary(self) -> str:
-        lost = f" {self.num_lost:,} older events were dropped before they could be read." if self.num_lost else ""
+        were = "was" if self.num_lost == 1 else "were"
+        lost = f" {plural(self.num_lost, 'older event')} {were} dropped before this view read." if self.num_lost else ""
         return f"Newest first.{lost}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:

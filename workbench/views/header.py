@@ -186,6 +186,9 @@ def logo() -> str:
     return f'<svg width="24" height="24" viewBox="0 0 24 24" aria-hidden="true">{cells}</svg>'
 
 
+_RESET = '<button type="button" data-do="reset" title="Empty the prefix cache">Reset cache</button>'
+
+
 def _head(frame: Frame, status: Status) -> str:
     info, snapshot = frame.info, frame.snapshot
     pool = f"<b>{snapshot.num_blocks:,} blocks × {snapshot.block_size} tokens</b>"
@@ -202,8 +205,7 @@ def _head(frame: Frame, status: Status) -> str:
     return (
         f'<div class="head"><span class="brand">{logo()}kvscope</span><span class="tag {tag}">{status.source}</span>'
         f'<span class="facts">{" ".join(f"<span>{fact}</span>" for fact in facts)}</span>'
-        '<span class="acts"><button type="button" data-do="reset" title="Empty the prefix cache">Reset cache</button>'
-        "</span></div>"
+        f'<span class="acts">{_RESET if status.engine else ""}</span></div>'
     )
 
 
