@@ -234,7 +234,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     stays zero. Taken in pieces, so that no second copy of a large weight is made in float32.
     """
     rounded = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scale = torch.empty(len(weight), device=weight.device)
+    scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     rows = max(1, PIECE // max(1, weight.shape[1]))
     for piece, to, factor in zip(weight.detach().split(rows), rounded.split(rows), scale.split(rows), strict=True):
         piece = piece.float()

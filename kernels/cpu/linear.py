@@ -168,7 +168,7 @@ if CPU.avx512_bf16:
     _PRODUCTS["i8_bf16"] = _make_product("i8_bf16", "int8")
 if CPU.avx512_vnni:
     _PRODUCTS["i8_dot"] = _make_product("i8_dot", "int8")
-_NO_BIAS = torch.zeros(COLUMNS)
+_NO_BIAS = torch.zeros(COLUMNS, dtype=torch.float32)
 
 
 def _kind(dtype: torch.dtype, quantization: str | None) -> str:

@@ -96,7 +96,7 @@ def through_int8(out, x, x_stride, x_bf16, rows, k, parts):
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:
     """x [T, K], rows possibly strided, through int8 and back: float32 [T, K]."""
-    out = torch.empty(x.shape)
+    out = torch.empty(x.shape, dtype=torch.float32)
     rows, k = x.shape
     through_int8(
         out.data_ptr(), x.data_ptr(), x.stride(0) * x.itemsize, x.dtype is torch.bfloat16, rows, k, num_parts(rows * k)

@@ -1,5 +1,8 @@
 """The CPU linears against plain torch in float64: every shape of padding, both dtypes, int8, and the promises on top."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -282,6 +285,22 @@ def test_int8_hides_no_broken_activation(value, quantization):
     x[1, 40] = value
     finite = linear(x, pack_linear(weight, None, torch.float32, quantization)).isfinite()
     assert finite[[0, 2]].all() and not finite[1].any()
+
+
+def test_the_default_dtype_of_torch_is_the_users():
+    """What is float32 to a kernel stays so: it reads addresses."""
+    script = """
+import torch
+torch.set_default_dtype(torch.bfloat16)
+from kvscope.kernels.cpu import linear, pack_linear
+from kvscope.kernels.cpu.linear_groups import rounded_rows
+x, weight = torch.eye(3, 64, dtype=torch.float32), torch.arange(64 * 70, dtype=torch.float32).view(70, 64).sin()
+for quantization, most in (None, 1e-6), ("int8", 0.01), ("int8-dynamic", 0.01):
+    got = linear(x, pack_linear(weight, None, torch.float32, quantization))
+    assert (got - weight[:, :3].T).abs().max() < most, quantization
+assert torch.equal(rounded_rows(x), x)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_errors_name_what_is_wrong():
