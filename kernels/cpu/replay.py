@@ -17,9 +17,9 @@ graphs hold.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import ref
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from .shared import own_scratch
 
 T = TypeVar("T")
 _LINE = 64  # bytes of a cache line
-_HELD_BY_US = 3  # references to an array: the list's, the loop's, and the argument of getrefcount
 
 
 class NotCapturable(RuntimeError):
@@ -42,6 +41,7 @@ class ReusedMemory:
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
+        self._lent: dict[int, ref[np.ndarray]] = {}  # by the id of an array: the view of it that tensors refer to
         self.scratch: list[np.ndarray] = []  # of kernels, one at a time
 
     @property
@@ -50,16 +50,17 @@ class ReusedMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor without values. Its memory stays taken while any tensor that shares it lives."""
-        num_bytes = max(_LINE, torch.Size(shape).numel() * dtype.itemsize)
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        room = max(_LINE, num_bytes)
         for array in self._arrays:
-            if num_bytes <= array.nbytes <= 2 * num_bytes and sys.getrefcount(array) == _HELD_BY_US:
+            if room <= array.nbytes <= 2 * room and self._lent[id(array)]() is None:
                 break
         else:
-            room = np.empty(num_bytes + _LINE, np.uint8)
-            start = -room.ctypes.data % _LINE
-            array = room[start : start + num_bytes]
+            array = torch.empty(room, dtype=torch.uint8).numpy()  # torch begins at a cache line
             self._arrays.append(array)
-        return torch.from_numpy(array)[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+        view = array[:num_bytes]
+        self._lent[id(array)] = ref(view)
+        return torch.from_numpy(view).view(dtype).view(shape)
 
 
 class _OnlyKernels(TorchDispatchMode):
