@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and SiLU: one pass over a row at a time, computed in float32.
+"""Norms, rotary embedding, SiLU and widening: one pass over a row at a time, computed in float32.
 
 Element types travel as flags (1 for bfloat16, 0 for float32), so that one compiled kernel serves every mixture of them.
 """
@@ -187,4 +187,19 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         gate_up.data_ptr(), gate_up.stride(0) * gate_up.element_size(), gate_up.dtype is BF16, out.data_ptr(), rows, width // 2,
         _parts(rows * width),
     )  # fmt: skip
+    return out
+
+
+@kernel("void(int64, int64, int64, int64, int64, int64)", parallel=True, group="bfloat16")
+def _widen(x, x_stride, out, rows, n, parts):
+    """x: bfloat16 rows of n, `x_stride` bytes apart. out: float32 [rows, n]."""
+    for part in prange(parts):
+        for t in range(part * rows // parts, (part + 1) * rows // parts):
+            load_row(x + t * x_stride, True, array_at(out + 4 * n * t, n, float32), n)
+
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """bfloat16 [T, n], contiguous in its last dimension, as float32: `x.float()`, as a kernel."""
+    out = torch.empty(x.shape, dtype=torch.float32)
+    _widen(x.data_ptr(), x.stride(0) * x.itemsize, out.data_ptr(), *x.shape, _parts(x.numel()))
     return out

@@ -38,6 +38,7 @@ from numba import float32, prange, uint32
 from ..huge_pages import empty
 from ..reference import check_quantization, quantize_weight
 from .compiler import CPU, array_at, inline, kernel, num_threads
+from .elementwise import widen
 from .linear_groups import num_parts, quantize_rows, rounded_rows
 from .linear_steps import COLUMNS, GROUP, GROUP_BYTES, KINDS, LANES
 from .linear_tile import copy_lanes, make_tile, round_lanes
@@ -371,7 +372,7 @@ def _multiply(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, epilogue
         if packed.quantization == "int8-dynamic":
             x = rounded_rows(x)
         elif x.dtype == torch.bfloat16 and kind not in ("bf16_dot", "i8_bf16"):
-            x = x.float()
+            x = widen(x)
         x = _padded(x, x_bytes // x.itemsize)
     bias, bias_step = (_NO_BIAS, 0) if packed.bias is None else (packed.bias, ROW_BYTES)
     _PRODUCTS[kind](

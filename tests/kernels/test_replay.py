@@ -42,6 +42,18 @@ def test_a_replay_computes_from_new_values(problem):
         assert graph.replay() and torch.equal(got, want)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int8-dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_every_kind_are_captured(dtype, quantization):
+    x, weight = torch.randn(3, 64, dtype=dtype), torch.randn(64, 64)
+    packed, gated = (K.pack_linear(weight, None, dtype, quantization, gated=gated) for gated in (False, True))
+    graph = KernelGraph(ReusedMemory())
+    got = graph.capture(lambda: (K.linear(x, packed), K.linear_silu_mul(x, gated)))
+    x.normal_()
+    assert graph.replay()
+    assert torch.equal(got[0], K.linear(x, packed)) and torch.equal(got[1], K.linear_silu_mul(x, gated))
+
+
 def test_what_torch_computes_is_refused(problem):
     x, weights, norm = problem
     for compute in (
