@@ -90,7 +90,7 @@ class Batch:
             block_tables=tuple(map(tensor, tables)),
             logits_indices=tensor(wanted),
             copies=tuple(map(moves, plan.copies)),
-            is_decode=len(token_ids) == num_rows == len(plan.sampled_rows) == len(wanted),
+            is_decode=0 < len(token_ids) == num_rows == len(plan.sampled_rows) == len(wanted),
             swap_out=torch.tensor(plan.swap_out) if plan.swap_out else NO_MOVES,
             swap_in=torch.tensor(plan.swap_in) if plan.swap_in else NO_MOVES,
         )

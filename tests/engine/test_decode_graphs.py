@@ -9,6 +9,8 @@ import torch
 from kvscope.engine import Engine, SamplingParams
 from kvscope.engine.models import decode_graphs
 from kvscope.engine.models.loader import load_model
+from kvscope.engine.scheduling.batch import Batch
+from kvscope.engine.scheduling.plan import Plan
 from kvscope.kernels import ops
 from steps import HandDealt
 
@@ -142,3 +144,13 @@ def test_an_engine_gives_the_same_tokens_and_logprobs(tiny_folder, dtype):
             outputs[eager] = [[(o.token_ids, o.logprobs) for o in result.outputs] for result in results]
             assert engine.metrics()["vllm:num_preemptions_total"] > 0
     assert outputs[False] == outputs[True]
+
+
+def test_a_step_without_tokens_does_not_end_replays(tiny_folder):
+    replaying, _ = both(tiny_folder)
+    empty = Batch.from_plan(Plan(step=1, copies=([],)), block_size=16, num_groups=1)
+    for _ in range(5):
+        assert replaying.runner.execute(empty).shape == (0, 300)
+    for token in range(5):
+        replaying.step({0: [token]})
+    assert graphs_of(replaying)._graphs
