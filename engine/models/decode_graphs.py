@@ -9,7 +9,7 @@ A shape is the number of rows and the width of the block tables, rounded up so t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ class DecodeGraphs:
         self._model, self._storage = model, storage
         self._memory = ReusedMemory()
         self._graphs: OrderedDict[Shape, _DecodeGraph] = OrderedDict()
-        self._seen: dict[Shape, int] = {}
+        self._seen: Counter[Shape] = Counter()
         self._serves = True  # the model computes with nothing but kernels
 
     def forward(self, batch: Batch) -> torch.Tensor | None:
@@ -52,7 +52,7 @@ class DecodeGraphs:
             self._graphs.move_to_end(shape)
             hidden = graph.replay(self._model.embed(batch.input_ids), batch)
             return None if hidden is None else self._model.logits(hidden)
-        self._seen[shape] = self._seen.get(shape, 0) + 1
+        self._seen[shape] += 1
         if self._seen[shape] < WORTH:
             return None
         if len(self._graphs) == MOST:
@@ -79,14 +79,8 @@ class _DecodeGraph:
         batch: Batch,
         widths: list[int],
     ):
-        self._batch = replace(
-            batch,
-            positions=batch.positions.clone(),
-            seq_lens=batch.seq_lens.clone(),
-            query_start_loc=batch.query_start_loc.clone(),
-            slot_mapping=tuple(slots.clone() for slots in batch.slot_mapping),
-            block_tables=tuple(torch.zeros(batch.num_rows, width, dtype=torch.int32) for width in widths),
-        )
+        tables_of_blocks = (torch.zeros(batch.num_rows, width, dtype=torch.int32) for width in widths)
+        self._batch = replace(batch, block_tables=tuple(tables_of_blocks))  # whose other arrays are ours from now on
         self._residual = model.embed(batch.input_ids)
         self._tables = tables
         self._load(batch)

@@ -144,17 +144,8 @@ def _make_product(kind: str, group: str):
                     at, stride = (to, out_stride) if direct else (sums, ROW_BYTES)
                     tile(height, tile_x, x_step, this, steps, init, init_stride, factors, at, stride, ahead, ahead_step)
                     if not direct:
-                        finish(
-                            height,
-                            sums,
-                            sums + most_rows * ROW_BYTES,
-                            epilogue,
-                            width,
-                            to,
-                            out_stride,
-                            as_bf16,
-                            columns,
-                        )
+                        values = sums + most_rows * ROW_BYTES
+                        finish(height, sums, values, epilogue, width, to, out_stride, as_bf16, columns)
 
     return product
 

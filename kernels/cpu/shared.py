@@ -19,15 +19,16 @@ def take(builder, counter):
     return builder.atomic_rmw("add", address, I64(1), "monotonic")
 
 
-_local = threading.local()  # .memory: this thread's scratch, the last of it in use; .keeps: see own_scratch
+_local = threading.local()  # .own: this thread's scratch, the last of it in use; .kept: the same inside `own_scratch`
 
 
 def scratch(num_bytes: int) -> int:
     """The address of at least `num_bytes` bytes that belong to the calling thread, at a cache line. The next call may give
     the same ones."""
-    memory = vars(_local).setdefault("memory", [])
+    kept = getattr(_local, "kept", None)
+    memory = vars(_local).setdefault("own", []) if kept is None else kept
     if not memory or memory[-1].nbytes < num_bytes + 64:
-        if not getattr(_local, "keeps", False):
+        if kept is None:
             memory.clear()
         memory.append(np.empty(num_bytes + num_bytes // 4 + 64, np.uint8))
     return (memory[-1].ctypes.data + 63) // 64 * 64
@@ -37,10 +38,8 @@ def scratch(num_bytes: int) -> int:
 def own_scratch(memory: list[np.ndarray]) -> Iterator[None]:
     """Inside, `scratch` gives this thread addresses in `memory`, which grows where it has to, and they stay valid as long as
     that list lives. Those that share one must not run at once."""
-    before = vars(_local).copy()
-    vars(_local).update(memory=memory, keeps=True)
+    _local.kept = memory
     try:
         yield
     finally:
-        vars(_local).clear()
-        vars(_local).update(before)
+        _local.kept = None
