@@ -8,6 +8,7 @@ compiling kernels. Knows no driver thread and no request.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from kvscope.kernels.invariant import batch_invariant
 from .config import EngineConfig
 from .core import EngineCore
 from .info import EngineInfo
+from .kvcache.prefix_cache import common_block_size, unequal_sizes
 from .kvcache.storage import KVStorage
 from .models import hub
 from .models.hub_client import first_line, is_hub_name, shortened
@@ -141,7 +143,9 @@ def _max_model_len(wanted: int | None, model: Model) -> int:
     return longest if wanted is None else wanted
 
 
-def _storage(num_blocks: int, block_size: int, model: Model, kernels: Ops, num_cpu_blocks: int) -> KVStorage:
+def _storage(
+    num_blocks: int, block_size: int | Mapping[str, int], model: Model, kernels: Ops, num_cpu_blocks: int
+) -> KVStorage:
     spec = model.spec
     return KVStorage(
         spec.kv_groups,
@@ -165,12 +169,13 @@ def _info(config: EngineConfig, model: Model, storage: KVStorage, num_threads: i
         quantization=config.quantization,
         kernels=config.kernels,
         num_blocks=storage.num_blocks,
-        block_size=storage.block_size,
+        block_size=common_block_size(storage.groups),
+        block_sizes=unequal_sizes(storage.groups),
         block_bytes=storage.block_bytes,
         pool_bytes=storage.num_bytes,
         weights_source=config.weights_source,
         max_model_len=max_model_len,
         num_parameters=spec.num_parameters,
         weight_bytes=spec.weight_bytes,
-        spec=spec,
+        spec=replace(spec, kv_groups=storage.groups),
     )

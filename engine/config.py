@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import numbers
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
+
+from .snapshot import size_words
 
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
@@ -24,7 +27,6 @@ _CHOICES = {
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
 _AT_LEAST = {
-    "block_size": 1,
     "num_blocks": 2,
     "kv_cache_memory_bytes": 1,
     "max_num_seqs": 1,
@@ -57,7 +59,9 @@ class EngineConfig:
     kernels                 "cpu" (Numba) | "triton" (a GPU) | "reference" (plain torch); "auto" is the fast one of the device
     seed                    of requests that bring none
     block_size, num_blocks  tokens a block; blocks in the pool, the null block included. Default pool: the
-                            smaller of 512 blocks and 10 % of free memory
+                            smaller of 512 blocks and 10 % of free memory. A model some of whose layers have a sliding window
+                            may have two sizes, {"full": 32, "sliding": 16}: all blocks have the bytes of the larger, those
+                            of the smaller hold more layers, and a prefix hit (prefix_cache="hash") fills blocks of both
     kv_cache_memory_bytes   the pool by its size in bytes, in place of num_blocks
     gpu_memory_utilization  the pool by a share: weights and pool together take this much of the GPU's memory, on a CPU of what
                             was free before the model was loaded
@@ -112,7 +116,7 @@ class EngineConfig:
     device: str = "auto"
     kernels: str = "auto"
     seed: int = 0
-    block_size: int = 16
+    block_size: int | Mapping[str, int] = 16
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
@@ -169,6 +173,7 @@ class EngineConfig:
             if not is_integer(value) or value < least:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
             object.__setattr__(self, name, int(value))
+        object.__setattr__(self, "block_size", self._checked_block_size())
         if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark!r}: must be a share of the pool from 0 to below 1")
         share = self.gpu_memory_utilization
@@ -193,6 +198,24 @@ class EngineConfig:
             )
         self._check_preemption()
 
+    def _checked_block_size(self) -> int | dict[str, int]:
+        """One size where all are equal."""
+        value = self.block_size
+        sizes = value if isinstance(value, Mapping) else {"full": value, "sliding": value}
+        if sizes.keys() != {"full", "sliding"}:
+            raise ValueError(f"block_size={value!r}: must be a number, or one for each of 'full' and 'sliding' layers")
+        if not all(is_integer(size) and size >= 1 for size in sizes.values()):
+            must = "each must" if isinstance(value, Mapping) else "must"
+            raise ValueError(f"block_size={value!r}: {must} be an integer of at least 1")
+        if sizes["full"] == sizes["sliding"]:
+            return int(sizes["full"])
+        if self.kv_allocator != "paged":
+            raise ValueError(
+                f"block_size={value!r}: a reserved run is of blocks of one size; two need kv_allocator='paged', not "
+                f"{self.kv_allocator!r}"
+            )
+        return {"full": int(sizes["full"]), "sliding": int(sizes["sliding"])}
+
     def _check_preemption(self) -> None:
         mode, host, gangs = f"preemption_mode={self.preemption_mode!r}", self.num_cpu_blocks, self.gang_preemption
         if gangs is not None and not isinstance(gangs, bool):
@@ -214,6 +237,11 @@ class EngineConfig:
             raise ValueError(
                 "resume_order='smallest': with scheduling_policy='priority' the best priority comes back first"
             )
+
+    @property
+    def block_words(self) -> str:
+        """Tokens a block, for people."""
+        return size_words(self.block_size.values() if isinstance(self.block_size, Mapping) else [self.block_size])
 
     @property
     def heeds_priority(self) -> bool:
@@ -252,7 +280,7 @@ class EngineOptions(TypedDict, total=False):
     device: str
     kernels: str
     seed: int
-    block_size: int
+    block_size: int | Mapping[str, int]
     num_blocks: int | None
     kv_cache_memory_bytes: int | None
     gpu_memory_utilization: float | None

@@ -59,13 +59,13 @@ class EngineCore:
     ):
         self.config = config
         self.device = model.spec.device
-        self.num_groups = len(model.spec.kv_groups)
+        self.num_groups = len(storage.groups)
         # A tokenizer may know ids that the model has no logit for; they can neither be chosen nor masked.
         self.eos_token_ids = frozenset(t for t in eos_token_ids if 0 <= t < model.spec.vocab_size)
         self.events = EventLog(config.event_capacity) if events is None else events
         self.journal = Journal(self.events)
         self.counters = Metrics()
-        self.tables = make_tables(config, model.spec.kv_groups, storage.block_bytes, self.journal, self.counters)
+        self.tables = make_tables(config, storage.groups, storage.block_bytes, self.journal, self.counters)
         self.door = Door(config, vocab_size=model.spec.vocab_size, tables=self.tables)
         self.scheduler = Scheduler(config, self.tables, self.journal, self.counters)
         self.runner = ModelRunner(model, storage, enforce_eager=config.enforce_eager)
@@ -105,8 +105,7 @@ class EngineCore:
         return self._close_step(plan)
 
     def _flatten(self, plan: Plan) -> Batch:
-        size = self.config.block_size
-        return Batch.from_plan(plan, block_size=size, num_groups=self.num_groups, device=self.device)
+        return Batch.from_plan(plan, block_sizes=self.tables.block_sizes, device=self.device)
 
     def _open_step(self) -> Plan:
         self.journal.time = time.monotonic()

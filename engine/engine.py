@@ -267,7 +267,7 @@ class Engine:
 
     def __repr__(self) -> str:
         info = self.info
-        return f"<Engine {info.model_name}: {self.state}, {info.precision} on {info.device}, {info.num_blocks} blocks of {info.block_size}>"
+        return f"<Engine {info.model_name}: {self.state}, {info.precision} on {info.device}, {info.num_blocks} blocks of {info.block_words}>"
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 

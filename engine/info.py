@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
+
+from .snapshot import size_words
 
 if TYPE_CHECKING:
     from .models.base import ModelSpec
@@ -21,13 +23,19 @@ class EngineFacts:
     quantization: str | None  # of the weights: "int8" | "int8-dynamic"
     kernels: str  # which implementation serves: "reference" | "cpu" | "triton"
     num_blocks: int  # the null block included
-    block_size: int  # tokens
+    block_size: int  # tokens; where KV groups differ, those of a common block
     block_bytes: int  # K and V of one block over all layers
     pool_bytes: int  # of all blocks
     weights_source: str  # which file the weights came from: "hub, bfloat16", …
     max_model_len: int  # tokens, prompt and output together
     num_parameters: int
     weight_bytes: int  # as held in memory, tied tensors once
+    block_sizes: tuple[int, ...] = field(default=(), kw_only=True)  # of the KV groups, where they differ
+
+    @property
+    def block_words(self) -> str:
+        """Tokens a block, for people."""
+        return size_words(self.block_sizes or [self.block_size])
 
     @property
     def precision(self) -> str:
@@ -36,9 +44,9 @@ class EngineFacts:
         return f"{self.dtype}{kinds[self.quantization]}"
 
     def plain(self) -> EngineFacts:
-        return EngineFacts(**{field.name: getattr(self, field.name) for field in fields(EngineFacts)})
+        return EngineFacts(**{f.name: getattr(self, f.name) for f in fields(EngineFacts)})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo(EngineFacts):
-    spec: ModelSpec  # the shape of the model
+    spec: ModelSpec  # the shape of the model, its KV groups as this engine has them

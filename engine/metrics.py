@@ -52,7 +52,7 @@ GAUGES = {
     "vllm:num_requests_swapped": "Requests with KV in host memory",
     "vllm:cpu_cache_usage_perc": "Share of host blocks in use, 1 means all",
     "kvscope:num_cpu_blocks_used": "Host blocks in use",
-    "kvscope:num_slots_used": "Written KV slots in used blocks, each block once",
+    "kvscope:num_slots_used": "Written KV slots in used blocks, each block once; where KV groups have blocks of different sizes, of common blocks",
 }
 COUNTERS = {
     "vllm:prompt_tokens_total": "Prompt tokens of requests that got a first token, cached ones included",

@@ -48,7 +48,7 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
         step=step,
         time=time.monotonic(),
         state=state,
-        block_size=core.config.block_size,
+        block_size=core.tables.common_size,
         num_blocks=pool.num_blocks,
         block_state=pool.states(),
         ref_count=ref_count,
@@ -63,6 +63,8 @@ def take_snapshot(core: EngineCore, state: str) -> EngineSnapshot:
         requests=requests,
         num_host_blocks=core.scheduler.swap.num_blocks,
         counters=core.metrics(),
+        block_sizes=core.tables.unequal_sizes,
+        group=np.array(pool.group if core.tables.unequal_sizes else (), np.int8),
     )
 
 

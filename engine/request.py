@@ -70,7 +70,7 @@ class RequestRefused(ValueError):
 
 class Sequence:
     """One sample of a request. `token_ids` holds prompt and output; the KV of its first `num_computed_tokens` is in
-    the blocks of `block_tables` (one table per KV group, all equally long; the null block stands where nothing is read any more)."""
+    the blocks of `block_tables` (one table per KV group; the null block stands where nothing is read any more)."""
 
     __slots__ = (
         "block_tables",

@@ -5,6 +5,7 @@ Cheap to take (a few array copies), needs numpy only, and never changes after it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -49,6 +50,11 @@ class RequestState:
     host_tables: tuple[np.ndarray, ...] = ()  # where its swapped blocks are: as block_tables, host block ids, −1 null
 
 
+def size_words(sizes: Iterable[int]) -> str:
+    """Block sizes, for people: "16", "32 or 16"."""
+    return " or ".join(map(str, dict.fromkeys(sizes)))
+
+
 # Of `EngineSnapshot.parent`, where it is no block.
 ROOT = -1  # cached, and the first block of a text
 NOT_CACHED = -2
@@ -62,12 +68,12 @@ class EngineSnapshot:
     step: int
     time: float  # seconds, time.monotonic()
     state: str  # "running" | "paused" | "stopped"
-    block_size: int
+    block_size: int  # tokens; where KV groups differ, those of a common block, as which every block counts
     num_blocks: int
     block_state: np.ndarray  # uint8, BlockState
     ref_count: np.ndarray  # int32
     generation: np.ndarray  # int32: how often this id was given out
-    filled: np.ndarray  # int32: slots written
+    filled: np.ndarray  # int32: slots written, of `slots`
     owner: np.ndarray  # int32: index into `requests` of the first reader, −1 none
     last_used_step: np.ndarray  # int32
     eviction_order: np.ndarray  # int32: cached blocks, the next to be evicted first
@@ -77,6 +83,29 @@ class EngineSnapshot:
     requests: tuple[RequestState, ...]  # live ones by arrival, children together; of a long line the first 100
     num_host_blocks: int = 0  # host memory for swapped blocks
     counters: dict[str, float] = field(default_factory=dict)  # as Engine.metrics()
+    block_sizes: tuple[int, ...] = ()  # tokens a block of each KV group, where they differ
+    group: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int8))  # there, whom each block was given to last
+
+    def block_size_of(self, group: int) -> int:
+        """Tokens a block of this KV group."""
+        return self.block_sizes[group] if self.block_sizes else self.block_size
+
+    @property
+    def block_words(self) -> str:
+        """Tokens a block, for people."""
+        return size_words(self.block_sizes or [self.block_size])
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Tokens that each block has room for, as its KV group has it: int32."""
+        if self.block_sizes:
+            return np.array(self.block_sizes, np.int32)[self.group]
+        return np.full(self.num_blocks, self.block_size, np.int32)
+
+    @property
+    def written(self) -> np.ndarray:
+        """Slots written where every block counts as one of `block_size`: int32."""
+        return self.filled * (self.block_size // self.slots) if self.block_sizes else self.filled
 
     @property
     def num_used_blocks(self) -> int:

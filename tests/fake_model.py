@@ -63,9 +63,10 @@ class FakeModel:
             "copies depend on their order"
         )
         for group, slots in enumerate(batch.slot_mapping):
-            owned = [slot for slot in slots.tolist() if slot >= storage.block_size]  # the null block is padding's
+            size = storage.groups[group].block_size
+            owned = [slot for slot in slots.tolist() if slot >= size]  # the null block is padding's
             assert len(set(owned)) == len(owned), "two tokens of a step share a slot"
-            block, offset = np.divmod(slots.numpy(), storage.block_size)
+            block, offset = np.divmod(slots.numpy(), size)
             tokens, positions = rows_of(storage, group)
             tokens[block, offset], positions[block, offset] = batch.input_ids, batch.positions
         ends = batch.query_start_loc.numpy()[1:] - 1

@@ -47,7 +47,7 @@ class Kvscope:
         self.engine = Engine(model, **{"enable_prefix_caching": False} | options)
         config, info = self.engine.config, self.engine.info
         self.about = (
-            f"{info.precision}, kernels {info.kernels!r}, {info.num_threads} threads, {info.num_blocks} blocks of {info.block_size} "
+            f"{info.precision}, kernels {info.kernels!r}, {info.num_threads} threads, {info.num_blocks} blocks of {info.block_words} "
             f"tokens, at most {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step, "
             f"{'a' if config.enable_prefix_caching else 'no'} prefix cache"
         )

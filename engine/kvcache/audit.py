@@ -34,11 +34,11 @@ def check(tables: BlockTables, sequences: Iterable[Sequence]) -> None:
 
 def _check_tables(tables: BlockTables, seq: Sequence) -> None:
     """As long as they should be, the null block where the window ended, and as many slots written as were computed."""
-    lengths, size, computed = tables.lengths(seq), tables.block_size, seq.num_computed_tokens
+    lengths, computed = tables.lengths(seq), seq.num_computed_tokens
     if [len(table) for table in seq.block_tables] != lengths:
         raise RuntimeError(f"{seq} has tables of {[len(t) for t in seq.block_tables]} blocks, not {lengths}")
     for group, table in zip(tables.groups, seq.block_tables, strict=True):
-        first = group.first_visible_block(computed, size)
+        first, size = group.first_visible_block(computed), group.block_size
         if any(table[:first]) or not all(table[first:]):
             raise RuntimeError(f"{seq}: the window of {group.window} tokens starts at block {first} of {table}")
         for logical, block in enumerate(table[first:], first):
@@ -57,5 +57,5 @@ def _check_text(tables: BlockTables, seq: Sequence, group: int, logical: int, bl
     computed = seq.token_ids[: seq.num_computed_tokens].tobytes()
     if not computed.startswith(found):
         raise RuntimeError(f"{seq}: what is found in block {block} of group {group} is not the text that it computed")
-    if logical != (len(found) // 8 - 1) // tables.block_size:
+    if logical != (len(found) // 8 - 1) // tables.block_sizes[group]:
         raise RuntimeError(f"{seq}: block {block} of group {group} is found at another place than {logical}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,16 +36,18 @@ class BlockPool:
     """Reference counts, generations and the free blocks of `num_blocks` blocks (the null block included).
 
     The scalars live in `array.array`: indexing gives plain Python integers, and numpy views of the same memory make a
-    snapshot a few array copies.
+    snapshot a few array copies. `slot_weights`: how much of a block a slot is, by KV group, so that all blocks count alike.
     """
 
-    def __init__(self, num_blocks: int, eviction_policy: str = "lru"):
+    def __init__(self, num_blocks: int, eviction_policy: str = "lru", slot_weights: Sequence[int] = (1,)):
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 2, the null block and one to give out")
         self.num_blocks = num_blocks
+        self._slot_weights = slot_weights
         self.ref_count = array("i", bytes(4 * num_blocks))
         self.generation = array("i", bytes(4 * num_blocks))
         self.filled = array("i", bytes(4 * num_blocks))  # slots written
+        self.group = array("b", bytes(num_blocks))  # the KV group that it was given out to last
         self.last_used_step = array("i", bytes(4 * num_blocks))  # when its last reader left, or it was hit
         self.is_cached = array("b", bytes(num_blocks))  # 1: the prefix cache can find its text
         self.before = array("i", bytes(4 * num_blocks))  # the cached block whose text it continues, 0 none
@@ -66,7 +68,7 @@ class BlockPool:
         # For those who look, who would else have to read the whole pool: ids since the last `take_changes`.
         self._changed: set[int] = set()
         self._filled: set[int] = set()
-        self.used_slots = 0  # slots written in blocks that have a reader, each block once
+        self.used_slots = 0  # slots written in blocks that have a reader, each block once, by weight
 
     @property
     def num_free(self) -> int:
@@ -87,8 +89,8 @@ class BlockPool:
             return next(reversed(self._empty))
         return self._cached.first() if self.num_free_cached else NULL_BLOCK
 
-    def take(self) -> int:
-        """Give out the block at the front, empty and with one reader. Whoever calls removes a cached block's text
+    def take(self, group: int = 0) -> int:
+        """Give out the block at the front to a KV group, empty and with one reader. Whoever calls removes a cached block's text
         first (`uncache`); taking a block whose text can still be found is an error, as is taking when none is free."""
         if not self._empty:
             if self.num_free_cached:
@@ -96,9 +98,9 @@ class BlockPool:
                     f"block {self.front} still holds findable text: it must be evicted before it is taken"
                 )
             raise RuntimeError(f"no free block: all {self.num_blocks - 1} blocks have readers")
-        return self.take_at(next(reversed(self._empty)))
+        return self.take_at(next(reversed(self._empty)), group)
 
-    def take_at(self, block: int) -> int:
+    def take_at(self, block: int, group: int = 0) -> int:
         """Give out this empty block, wherever it stands."""
         if block not in self._empty:
             raise RuntimeError(f"block {block} is not empty: it cannot be taken")
@@ -107,6 +109,7 @@ class BlockPool:
         self.ref_count[block] = 1
         self.generation[block] += 1
         self.filled[block] = 0
+        self.group[block] = group
         return block
 
     def share(self, block: int) -> int:
@@ -118,7 +121,7 @@ class BlockPool:
                 raise RuntimeError(f"block {block} is free and holds no findable text: it cannot be shared")
             self._cached.remove(block)
             self.num_free_cached -= 1
-            self.used_slots += self.filled[block]
+            self.used_slots += self.filled[block] * self._slot_weights[self.group[block]]
         self.ref_count[block] = count
         return count
 
@@ -133,7 +136,7 @@ class BlockPool:
             return False
         self.last_used_step[block] = step
         self.last_use[block] = self._count_use()
-        self.used_slots -= self.filled[block]
+        self.used_slots -= self.filled[block] * self._slot_weights[self.group[block]]
         if self.is_cached[block]:
             self._cached.add(block)
             self.num_free_cached += 1
@@ -143,7 +146,7 @@ class BlockPool:
 
     def fill(self, block: int, slots: int) -> None:
         """`slots` of the block are written now; the block has a reader."""
-        self.used_slots += slots - self.filled[block]
+        self.used_slots += (slots - self.filled[block]) * self._slot_weights[self.group[block]]
         self.filled[block] = slots
         self._filled.add(block)
 
@@ -289,6 +292,6 @@ class BlockPool:
             )
         if lost := {b for b in order if not self.num_after[b]} - set(self._cached.ends()):
             raise RuntimeError(f"blocks {sorted(lost)} may be evicted, and the eviction queue does not know them")
-        slots = sum(self.filled[b] for b in blocks if readers[b])
+        slots = sum(self.filled[b] * self._slot_weights[self.group[b]] for b in blocks if readers[b])
         if slots != self.used_slots:
             raise RuntimeError(f"{slots} slots are written in used blocks, the counter says {self.used_slots}")

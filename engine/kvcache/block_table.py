@@ -22,7 +22,7 @@ from ..metrics import Metrics
 from . import audit
 from .block_pool import NULL_BLOCK, BlockPool
 from .cached_text import CachedText
-from .prefix_cache import Hit
+from .prefix_cache import Hit, common_block_size
 from .prefix_hash import PrefixIndex
 from .radix_tree import RadixTree
 
@@ -40,7 +40,6 @@ class BlockTables(CachedText):
         self,
         *,
         num_blocks: int,
-        block_size: int,
         groups: tuple[KVGroup, ...],
         chunk: int,
         block_bytes: int,
@@ -50,9 +49,10 @@ class BlockTables(CachedText):
         journal: Journal,
         metrics: Metrics,
     ):
-        pool = BlockPool(num_blocks, eviction_policy)
-        cache = PREFIX_CACHES[prefix_cache](before=pool.before, block_size=block_size, groups=groups)
-        super().__init__(pool, cache, block_size, groups, enable_prefix_caching, journal, metrics)
+        common_size = common_block_size(groups)
+        pool = BlockPool(num_blocks, eviction_policy, [common_size // group.block_size for group in groups])
+        cache = PREFIX_CACHES[prefix_cache](before=pool.before, groups=groups)
+        super().__init__(pool, cache, groups, enable_prefix_caching, journal, metrics)
         self.chunk = chunk  # most tokens of a sequence in one step
         self.block_bytes = block_bytes
         self._copies: list[list[tuple[int, int]]] = [[] for _ in groups]
@@ -75,11 +75,11 @@ class BlockTables(CachedText):
 
     def blocks_for(self, num_tokens: int) -> int:
         """The most blocks that a sequence of this many tokens ever holds at once, over all groups."""
-        return sum(group.most_blocks(num_tokens, self.block_size, self.chunk) for group in self.groups)
+        return sum(group.most_blocks(num_tokens, self.chunk) for group in self.groups)
 
     def blocks_for_beams(self, num_common: int, num_tokens: int, count: int) -> int:
         """The most blocks that `count` texts of `num_tokens` tokens hold at once when they share the first `num_common`."""
-        shared = num_common // self.block_size * sum(not group.window for group in self.groups)
+        shared = sum(num_common // group.block_size for group in self.groups if not group.window)
         return count * self.blocks_for(num_tokens) - (count - 1) * shared
 
     def held(self, seq: Sequence) -> int:
@@ -94,10 +94,10 @@ class BlockTables(CachedText):
 
     def find_prefix(self, seq: Sequence) -> Hit:
         """Cached text at the start of the sequence; at least one token is left to compute. A hit that ends inside a block
-        needs one more for a copy, for one step; where that is too much it ends with the full block before."""
+        needs one more for a copy, for one step; where that is too much it ends with the full common block before."""
         if not self.reads_cache(seq):
             return Hit()
-        text, size = self._text(seq), self.block_size
+        text, size = self._text(seq), self.common_size
         hit = self.cache.match(text, seq.num_tokens - 1)
         if hit.num_tokens % size and self.blocks_to_admit(seq, hit) > self.pool.num_free:
             hit = self.cache.match(text, hit.num_tokens // size * size)._replace(is_cut=True)
@@ -108,7 +108,7 @@ class BlockTables(CachedText):
         the beginning, and cached ones that get a reader again."""
         found = [block for table in hit.tables for block in table if block]
         revived = sum(self.pool.ref_count[block] == 0 for block in found)
-        copied = len(hit.tables) if hit.num_tokens % self.block_size else 0
+        copied = sum(hit.num_tokens % size > 0 for size in self.block_sizes)
         return self.blocks_for(seq.num_tokens) - len(found) + copied + revived
 
     def available(self, seq: Sequence) -> int:
@@ -132,32 +132,38 @@ class BlockTables(CachedText):
         """Make the next `num_tokens` tokens writable: private tail, blocks for all of them. False when the pool has too
         few free blocks; nothing has changed then."""
         start, tables, pool = seq.num_computed_tokens, seq.block_tables, self.pool
-        first = start // self.block_size
-        missing = -(-(start + num_tokens) // self.block_size) - len(tables[0])
-        last = [table[first] for table in tables] if start % self.block_size else []
-        shared = [g for g, block in enumerate(last) if pool.ref_count[block] > 1 or pool.is_cached[block]]
+        end, missing, shared = start + num_tokens, 0, []
+        for group, (table, size) in enumerate(zip(tables, self.block_sizes, strict=True)):
+            missing += -(-end // size) - len(table)
+            if start % size and (pool.ref_count[block := table[start // size]] > 1 or pool.is_cached[block]):
+                shared.append(group)
         if not missing and not shared:
             return True
-        if missing * len(tables) + len(shared) > pool.num_free:
+        if missing + len(shared) > pool.num_free:
             return False
         for group in shared:
-            self._copy_on_write(seq, group, first, start % self.block_size)
+            size = self.block_sizes[group]
+            self._copy_on_write(seq, group, start // size, start % size)
         prefill = Cause.RECOMPUTE if seq.num_preemptions else Cause.PROMPT
         cause = prefill if seq.is_prefill else Cause.DECODE
-        for _ in range(missing):
-            for group, table in enumerate(tables):
-                table.append(self._take(seq, group, len(table), cause))
+        for _, group in self._blocks_from([len(table) for table in tables], end):
+            tables[group].append(self._take(seq, group, len(tables[group]), cause))
         return True
+
+    def _blocks_from(self, lengths: Iterable[int], end: int) -> list[tuple[int, int]]:
+        """(first token, group) of the blocks behind tables of these lengths, up to token `end`, in the order of the text."""
+        places = enumerate(zip(lengths, self.block_sizes, strict=True))
+        return sorted((first, group) for group, (length, size) in places for first in range(length * size, end, size))
 
     def needed_to_grow(self, sequences: list[Sequence], num_tokens: int) -> int:
         """Free blocks that `grow` takes for all of these, whose tables hold equally many tokens: new blocks, and a copy of a
         partly filled one for each of its readers but, where nobody else has a use for it, the last."""
-        pool, start = self.pool, sequences[0].num_computed_tokens
-        missing = -(-(start + num_tokens) // self.block_size) - len(sequences[0].block_tables[0])
-        needed = missing * len(self.groups) * len(sequences)
-        if start % self.block_size:
-            for group in range(len(self.groups)):
-                tails = [seq.block_tables[group][start // self.block_size] for seq in sequences]
+        pool, start, needed = self.pool, sequences[0].num_computed_tokens, 0
+        for group, size in enumerate(self.block_sizes):
+            missing = -(-(start + num_tokens) // size) - len(sequences[0].block_tables[group])
+            needed += missing * len(sequences)
+            if start % size:
+                tails = [seq.block_tables[group][start // size] for seq in sequences]
                 for block in set(tails):
                     readers = tails.count(block)
                     needed += readers - (pool.ref_count[block] == readers and not pool.is_cached[block])
@@ -167,7 +173,7 @@ class BlockTables(CachedText):
         pool = self.pool
         if pool.is_cached[pool.front]:
             self._evict(pool.front, seq)
-        block = pool.take()
+        block = pool.take(group)
         self.clock.taken(block, self.journal.time)
         self.journal.emit(EventKind.ALLOCATED, seq.request.id, seq.child, group, block, pool.generation[block],
                           cause, {"logical": logical})  # fmt: skip
@@ -225,12 +231,12 @@ class BlockTables(CachedText):
     def restore(self, seq: Sequence, slots: Iterable[Iterable[int]], num_tokens: int, block_of: dict[int, int]) -> None:
         """Begin the sequence's empty tables with a block for each host slot (negative: the null block), into which its first
         `num_tokens` tokens come back: the block that `block_of` says, or a new one that is put there."""
-        for group, table in enumerate(slots):
+        for group, (table, size) in enumerate(zip(slots, self.block_sizes, strict=True)):
             for logical, slot in enumerate(table):
                 block = NULL_BLOCK if slot < 0 else block_of.get(slot)
                 if block is None:
                     block = block_of[slot] = self._take(seq, group, logical, Cause.SWAPPED_IN)
-                    self.pool.fill(block, min(self.block_size, num_tokens - logical * self.block_size))
+                    self.pool.fill(block, min(size, num_tokens - logical * size))
                 elif block != NULL_BLOCK:
                     self._read(seq, group, block, Cause.SWAPPED_IN)
                 seq.block_tables[group].append(block)
@@ -256,17 +262,20 @@ class BlockTables(CachedText):
 
     def advance(self, seq: Sequence, num_tokens: int) -> None:
         """The KV of the next `num_tokens` tokens is written: move on, and publish the blocks that are full now."""
-        start, size, pool = seq.num_computed_tokens, self.block_size, self.pool
+        start, common, pool = seq.num_computed_tokens, self.common_size, self.pool
         end = seq.num_computed_tokens = start + num_tokens
-        for logical in range(start // size, -(-end // size)):
-            slots = min(size, end - logical * size)
-            for table in seq.block_tables:
-                pool.fill(table[logical], slots)
-        if self.enable_prefix_caching and end // size > self._text(seq).num_blocks:
-            self._publish(seq, end // size * size, Cause.BLOCK_FULL)
+        for table, size in zip(seq.block_tables, self.block_sizes, strict=True):
+            for logical in range(start // size, -(-end // size)):
+                pool.fill(table[logical], min(size, end - logical * size))
+        if self.enable_prefix_caching:
+            full = end // common * common
+            if self.unequal_sizes and self.cache.finds_parts:  # before a window closes over them
+                full = max(end // size * size for size in self.block_sizes)
+            if full > start or end // common > self._text(seq).num_blocks:
+                self._publish(seq, full, Cause.BLOCK_FULL)
         for index, group in enumerate(self.groups):
             if group.window:
-                self._slide(seq, index, group.first_visible_block(end, size))
+                self._slide(seq, index, group.first_visible_block(end))
 
     def _slide(self, seq: Sequence, group: int, first: int) -> None:
         """No token to come sees the blocks before logical block `first`: they are given back, the last one first."""
@@ -288,16 +297,17 @@ class BlockTables(CachedText):
         it, and could not any more. Returns (blocks that became free, how many of these stay cached)."""
         num_tokens = min(seq.num_computed_tokens, seq.num_tokens)
         if any(table and self.pool.ref_count[table[-1]] > 1 for table in seq.block_tables):
-            num_tokens -= num_tokens % self.block_size
+            num_tokens -= num_tokens % self.common_size
         if self.enable_prefix_caching and num_tokens and cause is not Cause.FAILED:
             self._publish(seq, num_tokens, Cause.LEFT)
         freed = cached = 0
-        for logical in range(len(seq.block_tables[0]) - 1, -1, -1):
-            for group, table in reversed([*enumerate(seq.block_tables)]):
-                block = table[logical] if logical < len(table) else NULL_BLOCK
-                if block != NULL_BLOCK and self._release(seq, group, block, cause):
-                    freed += 1
-                    cached += self.pool.is_cached[block]
+        end = max(len(table) * size for table, size in zip(seq.block_tables, self.block_sizes, strict=True))
+        for first, group in reversed(self._blocks_from([0] * len(self.groups), end)):
+            table, logical = seq.block_tables[group], first // self.block_sizes[group]
+            block = table[logical] if logical < len(table) else NULL_BLOCK
+            if block != NULL_BLOCK and self._release(seq, group, block, cause):
+                freed += 1
+                cached += self.pool.is_cached[block]
         for table in seq.block_tables:
             del table[:]
         if seq.text is not None:
@@ -323,4 +333,4 @@ class BlockTables(CachedText):
 
     def lengths(self, seq: Sequence) -> list[int]:
         """How long the sequence's tables are between two steps."""
-        return [-(-seq.num_computed_tokens // self.block_size)] * len(self.groups)
+        return [-(-seq.num_computed_tokens // size) for size in self.block_sizes]

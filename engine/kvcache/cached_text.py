@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..events import Cause, EventKind, Journal
 from ..metrics import BlockClock, Metrics
 from .block_pool import NULL_BLOCK, BlockPool
-from .prefix_cache import Hit, Miss, PrefixCache, Text
+from .prefix_cache import Hit, Miss, PrefixCache, Text, common_block_size, unequal_sizes
 
 if TYPE_CHECKING:
     from ..models.base import KVGroup
@@ -26,7 +26,6 @@ class CachedText:
         self,
         pool: BlockPool,
         cache: PrefixCache,
-        block_size: int,
         groups: tuple[KVGroup, ...],
         enable_prefix_caching: bool,
         journal: Journal,
@@ -34,8 +33,10 @@ class CachedText:
     ):
         self.pool = pool
         self.cache = cache
-        self.block_size = block_size
         self.groups = groups
+        self.block_sizes = tuple(group.block_size for group in groups)
+        self.common_size = common_block_size(groups)  # tokens that fill whole blocks of every group
+        self.unequal_sizes = unequal_sizes(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self.journal = journal
         self.metrics = metrics
@@ -57,26 +58,34 @@ class CachedText:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def _publish(self, seq: Sequence, num_tokens: int, cause: Cause) -> None:
-        text, pool, size = seq.text, self.pool, self.block_size
+        text, pool, size = seq.text, self.pool, self.common_size
         while text.num_blocks and not self._holds_path(seq, text.num_blocks - 1):
             self.cache.retract(text, text.num_blocks - 1)  # another withdrew it, and it is this sequence's text too
-        while num_tokens > text.num_blocks * size and not any(t[(num_tokens - 1) // size] for t in seq.block_tables):
+        while num_tokens > text.num_blocks * size and not self._holds_end(seq, num_tokens):
             num_tokens = (num_tokens - 1) // size * size  # out of every window: nothing is left that could be found
         if not num_tokens:
             return
-        change = self.cache.publish(text, num_tokens, seq.block_tables, seq.request.id)
+        change = self.cache.publish(text, num_tokens, seq.block_tables, seq.request.id, cause is Cause.LEFT)
         for block in change.superseded:
             self._tell_evicted(block, Cause.SUPERSEDED, {"idle_steps": 0})
         for group, logical, block, before in change.published:
             pool.cache(block, before, seq.request.priority, computed_for=seq.request.id,
                        is_alone=self.groups[group].window > 0)  # fmt: skip
+            tokens = min(self.block_sizes[group], num_tokens - logical * self.block_sizes[group])
             self.journal.emit(EventKind.PUBLISHED, seq.request.id, seq.child, group, block, pool.generation[block], cause,
-                              {"logical": logical, "tokens": min(size, num_tokens - logical * size)})  # fmt: skip
+                              {"logical": logical, "tokens": tokens})  # fmt: skip
 
-    def _holds_path(self, seq: Sequence, logical: int) -> bool:
-        """Can the text up to this block still be found through blocks that the sequence reads?"""
+    def _holds_path(self, seq: Sequence, common: int) -> bool:
+        """Can the text up to this common block still be found through blocks that the sequence reads?"""
+        end = (common + 1) * self.common_size
         tables = zip(seq.block_tables, self.groups, strict=True)
-        return all(self.pool.is_cached[table[logical]] for table, group in tables if not group.window)
+        return all(self.pool.is_cached[table[end // g.block_size - 1]] for table, g in tables if not g.window)
+
+    def _holds_end(self, seq: Sequence, num_tokens: int) -> bool:
+        """Has the sequence any block of the last common block of its first `num_tokens` tokens?"""
+        start = (num_tokens - 1) // self.common_size * self.common_size
+        tables = zip(seq.block_tables, self.block_sizes, strict=True)
+        return any(any(table[start // size : -(-num_tokens // size)]) for table, size in tables)
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -100,18 +109,18 @@ class CachedText:
             pool.move(block, twin)
 
     def withdraw(self, seq: Sequence, cause: Cause, num_tokens: int = 0) -> None:
-        """The text of the sequence is not to be found any more from the block that token `num_tokens` is in, nor what goes
-        on from there, whoever else reads it. Which blocks it had before they fell out of a window is not known any more,
+        """The text of the sequence is not to be found any more from the common block that token `num_tokens` is in, nor what
+        goes on from there, whoever else reads it. Which blocks it had before they fell out of a window is not known any more,
         so there nobody's of that text is."""
         if seq.text is None:
             return
-        first = num_tokens // self.block_size
-        for group, table in enumerate(seq.block_tables):
-            for logical in range(len(table) - 1, first - 1, -1):
-                gone = table[logical] == NULL_BLOCK and logical < seq.text.num_blocks
+        common = num_tokens // self.common_size
+        for group, (table, size) in enumerate(zip(seq.block_tables, self.block_sizes, strict=True)):
+            for logical in range(len(table) - 1, common * self.common_size // size - 1, -1):
+                gone = table[logical] == NULL_BLOCK
                 for block in self.cache.holders(seq.text, group, logical) if gone else (table[logical],):
                     self._withdraw(block, cause)
-        self.cache.retract(seq.text, first)
+        self.cache.retract(seq.text, common)
 
     def _withdraw(self, block: int, cause: Cause) -> None:
         blocks = [block]

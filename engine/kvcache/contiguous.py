@@ -39,7 +39,8 @@ def next_power_of_two(number: int) -> int:
 
 
 class ReservedTables(BlockTables):
-    """`policy` is one of the table above; other arguments as `BlockTables`, which must not cache prefixes."""
+    """`policy` is one of the table above; other arguments as `BlockTables`, which must not cache prefixes. All groups have blocks
+    of one size."""
 
     limit_words = "the longest piece of the pool has"
     shares = False
@@ -68,7 +69,7 @@ class ReservedTables(BlockTables):
     def needs(self, num_prompt: int, max_tokens: int) -> int:
         """Blocks of one run, a power of two."""
         tokens = self.tokens_to_reserve(num_prompt, max_tokens)
-        return next_power_of_two(-(-tokens // self.block_size) * len(self.groups))
+        return next_power_of_two(-(-tokens // self.common_size) * len(self.groups))
 
     def reserved_tokens(self, seq: Sequence) -> int:
         request = seq.request
@@ -94,7 +95,7 @@ class ReservedTables(BlockTables):
             blocks = iter(range(start, start + size))
             for group, length in enumerate(self._lengths(size)):
                 for _ in range(length):
-                    block = self.pool.take_at(next(blocks))
+                    block = self.pool.take_at(next(blocks), group)
                     self.journal.emit(EventKind.ALLOCATED, seq.request.id, seq.child, group, block,
                                       self.pool.generation[block], Cause.RESERVED,
                                       {"logical": len(seq.block_tables[group])})  # fmt: skip
@@ -107,7 +108,7 @@ class ReservedTables(BlockTables):
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The next run in the parent's table becomes the child's, and gets a copy of what is computed."""
-        written = -(-parent.num_computed_tokens // self.block_size)
+        written = -(-parent.num_computed_tokens // self.common_size)
         for group, length in enumerate(self._lengths(self._run(parent))):
             table = parent.block_tables[group]
             child.block_tables[group].extend(table[length : 2 * length])
@@ -148,7 +149,6 @@ def make_tables(
     """The tables that `config.kv_allocator` names; num_blocks and max_model_len are resolved."""
     options = {
         "num_blocks": config.num_blocks,
-        "block_size": config.block_size,
         "groups": groups,
         "chunk": config.max_num_batched_tokens,
         "block_bytes": block_bytes,

@@ -7,9 +7,11 @@
                waits for blocks that those cannot give it
     free       could be taken
 
-The five always add up to the capacity. How long a text becomes is known when it has ended, so the split between reserved and
-internal is made afterwards, from the trace. Averages are over time, and only while someone waits: memory that nobody asks for is not
-wasted. Source: arXiv 2309.06180, figures 2 and 3. Needs snapshots and events only, live or recorded.
+Where KV groups have blocks of different sizes all blocks count alike, as the slots of a common block: beside blocks of 32 tokens
+a slot of one of 16 counts twice. The five always add up to the capacity. How long a text becomes is known when it has ended, so
+the split between reserved and internal is made afterwards, from the trace. Averages are over time, and only while someone waits:
+memory that nobody asks for is not wasted. Source: arXiv 2309.06180, figures 2 and 3. Needs snapshots and events only, live or
+recorded.
 
 `divide` looks at one snapshot alone, where the future is not known: what an allocator has set aside is reserved, what is left
 of a block that came with a token is internal.
@@ -59,6 +61,7 @@ class _Taken:
     start: np.ndarray  # int64
     end: np.ndarray  # int64
     limit: np.ndarray  # int64: positions that the allocator was asked for; the rest is rounding
+    weight: np.ndarray  # int64: as how many slots of a common block one of these counts
 
 
 class Division(NamedTuple):
@@ -79,20 +82,20 @@ class Division(NamedTuple):
 
 def divide(snapshot: EngineSnapshot) -> Division:
     """The slots of this snapshot, without the null block."""
-    size, ref = snapshot.block_size, snapshot.ref_count
+    size, ref, filled = snapshot.block_size, snapshot.ref_count, snapshot.written
     used = ref > 0
     used[0] = False
-    written = int(snapshot.filled[used].sum())
-    cached = int(snapshot.filled[snapshot.block_state == BlockState.CACHED].sum())
+    written = int(filled[used].sum())
+    cached = int(filled[snapshot.block_state == BlockState.CACHED].sum())
     unwritten = int(used.sum()) * size - written
     empty = int(snapshot.num_blocks - 1 - used.sum()) * size - cached
     shared = ref > 1
     shared[0] = False
-    saved = int(((ref[shared] - 1) * snapshot.filled[shared]).sum())
+    saved = int(((ref[shared] - 1) * filled[shared]).sum())
     if not any(state.num_reserved_tokens for state in snapshot.requests):
         return Division(written, cached, 0, unwritten, 0, empty, saved)
-    _, start, end, limit = _first_readers(snapshot)
-    rounding = int(np.clip(end - np.maximum(limit, start), 0, None).sum())
+    _, start, end, limit, weight = _first_readers(snapshot)
+    rounding = int(weight @ np.clip(end - np.maximum(limit, start), 0, None))
     lost = empty if any(state.blocked_cause == Cause.NO_FREE_BLOCK for state in snapshot.requests) else 0
     return Division(written, cached, unwritten - rounding, 0, rounding + lost, empty - lost, saved)
 
@@ -121,13 +124,13 @@ class WasteLedger:
         used = snapshot.ref_count > 0
         used[0] = False
         size = snapshot.block_size
-        samples, start, end, limit = _first_readers(snapshot)
+        samples, *spans = _first_readers(snapshot)
         waiting = [state for state in snapshot.requests if state.status in ("waiting", "preempted")]
         self._taken.append(
             _Taken(
                 snapshot.step, snapshot.time, bool(waiting), (snapshot.num_blocks - 1) * size,
-                int(snapshot.filled[used].sum()), int(snapshot.num_blocks - 1 - used.sum()) * size,
-                any(state.blocked_cause == Cause.NO_FREE_BLOCK for state in waiting), samples, start, end, limit,
+                int(snapshot.written[used].sum()), int(snapshot.num_blocks - 1 - used.sum()) * size,
+                any(state.blocked_cause == Cause.NO_FREE_BLOCK for state in waiting), samples, *spans,
             )
         )  # fmt: skip
 
@@ -138,9 +141,10 @@ class WasteLedger:
 
     def _instant(self, taken: _Taken) -> Instant:
         final = np.array([self._final[sample] for sample in taken.samples], np.int64)
-        unwritten = int((taken.end - taken.start).sum())
-        reserved = int(np.clip(np.minimum(final, taken.end) - taken.start, 0, None).sum())
-        rounding = int(np.clip(taken.end - np.maximum(np.maximum(final, taken.limit), taken.start), 0, None).sum())
+        unwritten = int(taken.weight @ (taken.end - taken.start))
+        reserved = int(taken.weight @ np.clip(np.minimum(final, taken.end) - taken.start, 0, None))
+        asked = np.maximum(np.maximum(final, taken.limit), taken.start)
+        rounding = int(taken.weight @ np.clip(taken.end - asked, 0, None))
         internal = unwritten - reserved - rounding
         free, lost = (0, taken.free) if taken.is_blocked else (taken.free, 0)
         return Instant(taken.step, taken.time, taken.waits, taken.written, reserved, internal, rounding + lost, free)
@@ -158,22 +162,24 @@ class WasteLedger:
         return dict(zip(PURPOSES, means.tolist(), strict=True))
 
 
-def _first_readers(snapshot: EngineSnapshot) -> tuple[list[Sample], np.ndarray, np.ndarray, np.ndarray]:
-    """(sample, start, end, limit) of the unwritten slots of every block that is not full, as its first reader has it."""
-    size = snapshot.block_size
-    rows = [row for state in snapshot.requests for row in _unwritten(state, snapshot.filled, size)]
+def _first_readers(snapshot: EngineSnapshot) -> tuple[list[Sample], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(sample, start, end, limit, weight) of the unwritten slots of every block that is not full, as its first reader has it."""
+    rows = [row for state in snapshot.requests for row in _unwritten(state, snapshot)]
     first = {block: row for block, *row in reversed(rows)}
-    spans = np.array([row[1:] for row in first.values()], np.int64).reshape(-1, 3)
+    spans = np.array([row[1:] for row in first.values()], np.int64).reshape(-1, 4)
     return [row[0] for row in first.values()], *spans.T
 
 
-def _unwritten(state: RequestState, filled: np.ndarray, size: int):
-    """(block, sample, start, end, limit) for each of its blocks that is not full: the positions of its unwritten slots, and
-    up to which position memory was asked for. Runs of samples that have yet to fork stand behind each other in a table."""
+def _unwritten(state: RequestState, snapshot: EngineSnapshot):
+    """(block, sample, start, end, limit, weight) for each of its blocks that is not full: the positions of its unwritten slots, up
+    to which position memory was asked for, and as how many slots of a common block each counts. Runs of samples that have yet
+    to fork stand behind each other in a table."""
+    filled = snapshot.filled
     seats = state.num_samples if state.num_reserved_tokens and not state.num_output_tokens else 1
-    for table in state.block_tables:
-        run = len(table) // seats
+    for group, table in enumerate(state.block_tables):
+        size = snapshot.block_size_of(group)
+        weight, run = snapshot.block_size // size, len(table) // seats
         for logical in np.flatnonzero((table > 0) & (filled[table] < size)).tolist():
             block, first = int(table[logical]), logical % run * size
             limit = state.num_reserved_tokens or first + size
-            yield block, (state.id, state.child), first + int(filled[block]), first + size, limit
+            yield block, (state.id, state.child), first + int(filled[block]), first + size, limit, weight

@@ -1,11 +1,14 @@
 """Which text the pool still holds: a chain of hashes over full blocks, and why a lookup found no more.
 
-Text is cut into full blocks. The key of a block is SHA-256 over its parent's key and its own token ids; the chain
-starts at a root whose key covers the extra keys (salt, adapter), each tagged with its kind so that one can never pass
-for another. Equal text under an equal root is one `PrefixNode`, however many blocks hold it:
+Text is cut into full blocks, common ones where KV groups have blocks of different sizes: a hit ends with one. The key of a
+block is SHA-256 over its parent's key and its own token ids; the chain starts at a root whose key covers the extra keys
+(salt, adapter), each tagged with its kind so that one can never pass for another. Equal text under an equal root is one
+`PrefixNode`, however many blocks hold it:
 
     root(salt) ── node(tokens 0..15) ── node(tokens 16..31) ── node(…)
                      blocks [3]            blocks [4, 9]          none: a tombstone, evicted at step 185
+
+With blocks of 32 and 16 tokens a node has three cells, one for the group of 32 and two for that of 16, each with its blocks.
 
 A hit compares the parent node and the token ids, never the key alone, so that a collision is a miss. It needs the blocks
 that the next token can see: all of them, and of a KV group with a window only those within it. A node whose
@@ -24,7 +27,17 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ..events import Cause
-from .prefix_cache import Change, ExtraKeys, Hit, Miss, Published, Text, common_tokens
+from .prefix_cache import (
+    TOKEN_BYTES,
+    Change,
+    ExtraKeys,
+    Hit,
+    Miss,
+    Published,
+    Text,
+    common_block_size,
+    common_tokens,
+)
 
 if TYPE_CHECKING:
     from ..models.base import KVGroup
@@ -48,22 +61,23 @@ def hash_block(parent_key: bytes, tokens: bytes) -> bytes:
 
 
 class PrefixNode:
-    """One full block of text below its parent, and the blocks that hold its KV, a list per KV group."""
+    """One full block of text below its parent, and the blocks that hold its KV: a list per KV group, or, where its blocks are
+    smaller than a common one, a list for each of them in order."""
 
     __slots__ = ("__weakref__", "blocks", "children", "computed_for", "evicted_step", "key", "parent", "tokens")
 
-    def __init__(self, key: bytes, parent: PrefixNode | None, tokens: bytes, num_groups: int, computed_for: int):
+    def __init__(self, key: bytes, parent: PrefixNode | None, tokens: bytes, num_cells: int, computed_for: int):
         self.key = key
         self.parent = parent
         self.tokens = tokens
-        self.blocks: tuple[list[int], ...] = tuple([] for _ in range(num_groups))
+        self.blocks: tuple[list[int], ...] = tuple([] for _ in range(num_cells))
         self.children: dict[PrefixNode, None] = {}  # an ordered set
         self.computed_for = computed_for  # the request that computed it first
         self.evicted_step = -1
 
     @property
     def is_cached(self) -> bool:
-        """Every KV group holds it."""
+        """Every KV group holds all of it."""
         return all(self.blocks)
 
 
@@ -79,14 +93,19 @@ class HashedText(Text):
 
 
 class PrefixIndex:
-    """Text → blocks, for blocks of `block_size` tokens in these KV groups; `before` is the pool's, an entry a block."""
+    """Text → blocks of these KV groups; `before` is the pool's, an entry a block."""
 
-    def __init__(self, *, before: array, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None):
+    finds_parts = False
+
+    def __init__(self, *, before: array, groups: Sequence[KVGroup], max_tombstones: int | None = None):
         num_blocks = len(before)
         self.before = before
-        self.block_size = block_size
+        self.block_size = common_block_size(groups)
         self.groups = groups
-        self._full = [g for g, group in enumerate(groups) if not group.window]
+        self._per_node = [self.block_size // group.block_size for group in groups]
+        self._group_of_cell = [g for g, count in enumerate(self._per_node) for _ in range(count)]
+        self._first_cell = [self._group_of_cell.index(g) for g in range(len(groups))]
+        self._full = [cell for cell, g in enumerate(self._group_of_cell) if not groups[g].window]
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[PrefixNode | None] = [None] * num_blocks
         self._buckets: dict[bytes, list[PrefixNode]] = {}  # more than one node: their keys collided
@@ -97,7 +116,7 @@ class PrefixIndex:
     def begin(self, extra_keys: ExtraKeys, token_ids: array) -> HashedText:
         root = self._roots.get(extra_keys)
         if root is None:
-            root = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", len(self.groups), -1)
+            root = self._roots[extra_keys] = PrefixNode(hash_root(extra_keys), None, b"", len(self._group_of_cell), -1)
         return HashedText(root, token_ids)
 
     def fork(self, text: HashedText, token_ids: array) -> HashedText:
@@ -113,10 +132,22 @@ class PrefixIndex:
         node, parts = self._node_of[block], []
         if node is None:
             return None
+        beyond = self.block_size - self._end_of(block)
         while node.parent is not None:
             parts.append(node.tokens)
             node = node.parent
-        return b"".join(reversed(parts))
+        text = b"".join(reversed(parts))
+        return text[: len(text) - beyond * TOKEN_BYTES]
+
+    def _cell_of(self, block: int) -> int:
+        """The place of a block that can be found among the cells of its node."""
+        return next(cell for cell, holders in enumerate(self._node_of[block].blocks) if block in holders)
+
+    def _end_of(self, block: int) -> int:
+        """How many tokens of its node there are up to its last one."""
+        cell = self._cell_of(block)
+        group = self._group_of_cell[cell]
+        return (cell - self._first_cell[group] + 1) * self.groups[group].block_size
 
     def tokens_of(self, token_ids: array, i: int) -> bytes:
         """Full block i of a token list as bytes."""
@@ -135,15 +166,20 @@ class PrefixIndex:
         self._extend_keys(text, max_blocks)
         nodes: list[PrefixNode] = []
         num_matched = 0
-        runs = [0] * len(self.groups)  # blocks that the group holds up to here, without a gap
+        runs = [0] * len(self.groups)  # tokens that the group holds up to here, without a gap
         node: PrefixNode | None = text.root
         for i in range(1, max_blocks + 1):
             node = self._find(node, text.keys[i - 1], self.tokens_of(text.token_ids, i - 1))
-            if node is None or not all(node.blocks[g] for g in self._full):
+            if node is None or not all(node.blocks[cell] for cell in self._full):
                 break
             nodes.append(node)
-            runs = [run + 1 if blocks else 0 for run, blocks in zip(runs, node.blocks, strict=True)]
-            if all(run >= i - self._first_visible(g, i) for g, run in enumerate(runs)):
+            for g, blocks in zip(self._group_of_cell, node.blocks, strict=True):
+                runs[g] = runs[g] + self.groups[g].block_size if blocks else 0
+            end = i * self.block_size
+            if all(
+                run >= end - group.first_visible_block(end) * group.block_size
+                for run, group in zip(runs, self.groups, strict=True)
+            ):
                 num_matched = i
         if not num_matched:
             return Hit()
@@ -154,16 +190,17 @@ class PrefixIndex:
 
     def _table(self, nodes: list[PrefixNode], group: int) -> list[int]:
         """Blocks that hold this text. Where a text is in several blocks, those that were published one after the other."""
-        first = self._first_visible(group, len(nodes))
+        count, cell = self._per_node[group], self._first_cell[group]
         if self.groups[group].window:
-            return [0] * first + [node.blocks[group][0] for node in nodes[first:]]
-        table = [nodes[-1].blocks[group][0]]
-        while len(table) < len(nodes):
+            first = self.groups[group].first_visible_block(len(nodes) * self.block_size)
+            return [0] * first + [
+                nodes[logical // count].blocks[cell + logical % count][0]
+                for logical in range(first, len(nodes) * count)
+            ]
+        table = [nodes[-1].blocks[cell + count - 1][0]]
+        while len(table) < len(nodes) * count:
             table.append(self.before[table[-1]])
         return table[::-1]
-
-    def _first_visible(self, group: int, num_blocks: int) -> int:
-        return self.groups[group].first_visible_block(num_blocks * self.block_size, self.block_size)
 
     def _find(self, parent: PrefixNode, key: bytes, tokens: bytes) -> PrefixNode | None:
         for node in self._buckets.get(key, ()):
@@ -188,7 +225,9 @@ class PrefixIndex:
         tokens = self.tokens_of(token_ids, i)
         node = self._find(parent, text.keys[i], tokens)
         if node is not None:
-            seen = [*nodes[min(self._first_visible(g, i + 1) for g in range(len(self.groups))) :], node]
+            end = (i + 1) * self.block_size
+            first = min(group.first_visible_block(end) * group.block_size for group in self.groups)
+            seen = [*nodes[first // self.block_size :], node]
             return Miss(Cause.EVICTED, evicted_step=max(n.evicted_step for n in seen if not n.is_cached))
         if i == 0 and self._is_under_another_root(root, tokens):
             return Miss(Cause.SALT_DIFFERS)
@@ -211,20 +250,23 @@ class PrefixIndex:
         del text.nodes[num_blocks:]
         text.num_blocks = len(text.nodes)
 
-    def publish(self, text: HashedText, num_tokens: int, tables: Sequence[Sequence[int]], computed_for: int) -> Change:
+    def publish(
+        self, text: HashedText, num_tokens: int, tables: Sequence[Sequence[int]], computed_for: int, partly: bool = True
+    ) -> Change:
         """Full blocks only; equal text may be found in several."""
         num_full, change = num_tokens // self.block_size, Change([], [])
         self._extend_keys(text, num_full)
         for logical in range(text.num_blocks, num_full):
             node = self._node(text, logical, computed_for)
             text.nodes.append(node)
-            for group, table in enumerate(tables):
-                block = table[logical]
+            for cell, group in enumerate(self._group_of_cell):
+                at = logical * self._per_node[group] + cell - self._first_cell[group]
+                block = tables[group][at]
                 if block and self._node_of[block] is None:
-                    before = table[logical - 1] if logical and not self.groups[group].window else 0
-                    node.blocks[group].append(block)
+                    before = tables[group][at - 1] if at and not self.groups[group].window else 0
+                    node.blocks[cell].append(block)
                     self._node_of[block] = node
-                    change.published.append(Published(group, logical, block, before))
+                    change.published.append(Published(group, at, block, before))
             if not any(node.blocks):  # it fell out of every window before it could be published
                 self._bury(node)
         text.num_blocks = len(text.nodes)
@@ -237,7 +279,7 @@ class PrefixIndex:
         key, tokens = text.keys[logical], self.tokens_of(text.token_ids, logical)
         node = self._find(parent, key, tokens)
         if node is None:
-            node = PrefixNode(key, parent, tokens, len(self.groups), computed_for)
+            node = PrefixNode(key, parent, tokens, len(self._group_of_cell), computed_for)
             self._buckets.setdefault(key, []).append(node)
             parent.children[node] = None
         elif node in self._tombstones:
@@ -246,17 +288,18 @@ class PrefixIndex:
         return node
 
     def holders(self, text: HashedText, group: int, logical: int) -> list[int]:
-        return list(text.nodes[logical].blocks[group])
+        node, place = divmod(logical, self._per_node[group])
+        return list(text.nodes[node].blocks[self._first_cell[group] + place]) if node < len(text.nodes) else []
 
     def group_of(self, block: int) -> int:
-        return next(g for g, holders in enumerate(self._node_of[block].blocks) if block in holders)
+        return self._group_of_cell[self._cell_of(block)]
 
     def twin(self, block: int) -> int:
         return 0  # all that hold it are kept until they are evicted, as in vLLM
 
     def forget(self, block: int, step: int) -> None:
         node = self._node_of[block]
-        node.blocks[self.group_of(block)].remove(block)
+        node.blocks[self._cell_of(block)].remove(block)
         self._node_of[block] = None
         self.num_published -= 1
         if not node.is_cached:

@@ -7,19 +7,20 @@ from .prefix_cache import TOKEN_BYTES, common_tokens
 
 class RadixNode:
     """Tokens `start` … `end` − 1 of a text. Each of `blocks[g][k]` holds, for group g, the tokens of the text's logical
-    block `first_block + k` up to `end`; there is none where a child's block holds them as well."""
+    block `first_block(g) + k` up to `end`; there is none where a child's block holds them as well. Group g has blocks of
+    `block_sizes[g]` tokens."""
 
     __slots__ = (
-        "__weakref__", "block_size", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent",
+        "__weakref__", "block_sizes", "blocks", "children", "computed_for", "evicted_step", "is_lost", "lost", "parent",
         "start", "tokens",
     )  # fmt: skip
 
-    def __init__(self, parent: RadixNode | None, start: int, block_size: int, num_groups: int, computed_for: int):
+    def __init__(self, parent: RadixNode | None, start: int, block_sizes: tuple[int, ...], computed_for: int):
         self.parent = parent
         self.start = start
-        self.block_size = block_size
+        self.block_sizes = block_sizes
         self.tokens = b""  # int64
-        self.blocks: list[list[list[int]]] = [[] for _ in range(num_groups)]
+        self.blocks: list[list[list[int]]] = [[] for _ in block_sizes]
         self.children: dict[bytes, RadixNode] = {}  # by first token: those that lead to a block
         self.lost: dict[bytes, RadixNode] = {}  # tombstones, by first token
         self.is_lost = False
@@ -34,17 +35,20 @@ class RadixNode:
     def key(self) -> bytes:
         return self.tokens[:TOKEN_BYTES]
 
-    @property
-    def first_block(self) -> int:
+    def first_block(self, group: int) -> int:
         """The logical block of the text in which it starts."""
-        return self.start // self.block_size
+        return self.start // self.block_sizes[group]
+
+    def _length(self, group: int) -> int:
+        """How many blocks of the group its tokens lie in."""
+        return -(-self.end // self.block_sizes[group]) - self.first_block(group)
 
     def child(self, key: bytes) -> RadixNode | None:
         return self.children.get(key) or self.lost.get(key)
 
     def cell(self, group: int, logical: int) -> list[int]:
         """The blocks that hold this logical block, as far as the node has it."""
-        return self.blocks[group][logical - self.first_block]
+        return self.blocks[group][logical - self.first_block(group)]
 
     def all_blocks(self) -> list[int]:
         return [block for row in self.blocks for cell in row for block in cell]
@@ -52,20 +56,21 @@ class RadixNode:
     def extend(self, tokens: bytes) -> None:
         """Go on with these tokens, which no block holds yet."""
         self.tokens += tokens
-        length = -(-self.end // self.block_size) - self.first_block
-        for row in self.blocks:
-            row += [[] for _ in range(length - len(row))]
+        for group, row in enumerate(self.blocks):
+            row += [[] for _ in range(self._length(group) - len(row))]
 
     def split(self, at: int) -> RadixNode:
         """Cut it in two before token `at`; it keeps its start. A block goes where its last token goes. Returns the new lower
         node, its only child."""
-        cut, whole = (at - self.start) * TOKEN_BYTES, at // self.block_size - self.first_block
-        lower = RadixNode(self, at, self.block_size, len(self.blocks), self.computed_for)
-        lower.tokens, lower.blocks = self.tokens[cut:], [row[whole:] for row in self.blocks]
+        cut = (at - self.start) * TOKEN_BYTES
+        whole = [at // size - self.first_block(group) for group, size in enumerate(self.block_sizes)]
+        lower = RadixNode(self, at, self.block_sizes, self.computed_for)
+        lower.tokens, lower.blocks = self.tokens[cut:], [row[n:] for row, n in zip(self.blocks, whole, strict=True)]
         lower.children, lower.lost, lower.evicted_step = self.children, self.lost, self.evicted_step
         for child in (*lower.children.values(), *lower.lost.values()):
             child.parent = lower
-        upper, self.tokens, self.blocks = self.tokens[:cut], b"", [row[:whole] for row in self.blocks]
+        self.blocks = [row[:n] for row, n in zip(self.blocks, whole, strict=True)]
+        upper, self.tokens = self.tokens[:cut], b""
         self.extend(upper)
         self.children, self.lost = {lower.key: lower}, {}
         return lower
@@ -85,10 +90,10 @@ class RadixNode:
     def check(self) -> None:
         """Raise RuntimeError where it contradicts itself or its children."""
         below = [*self.children.items(), *self.lost.items()]
-        length = -(-self.end // self.block_size) - self.first_block if self.parent else 0
         name = f"the node of tokens {self.start} to {self.end - 1}"
-        if any(len(row) != length for row in self.blocks):
-            raise RuntimeError(f"{name} has {[len(row) for row in self.blocks]} blocks, not {length} a group")
+        found, lengths = [len(row) for row in self.blocks], [self._length(g) for g in range(len(self.blocks))]
+        if found != (lengths if self.parent else [0] * len(lengths)):
+            raise RuntimeError(f"{name} has {found} blocks, not {', '.join(map(str, lengths))}")
         if any(c.parent is not self or c.key != key or c.start != self.end or not c.tokens for key, c in below):
             raise RuntimeError(f"{name} and its children disagree")
         if len({key for key, _ in below}) != len(below):

@@ -20,6 +20,7 @@ them again revives them. This module knows tokens and block ids: no request, no 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ..events import Cause
-from .prefix_cache import TOKEN_BYTES, Change, ExtraKeys, Hit, Miss, Published, Text
+from .prefix_cache import TOKEN_BYTES, Change, ExtraKeys, Hit, Miss, Published, Text, common_block_size
 from .radix_node import RadixNode, walk
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ MAX_ROOTS_COMPARED = 16
 
 
 class RadixTree:
-    """Text → blocks, for blocks of `block_size` tokens in these KV groups; `before` is the pool's, an entry a block."""
+    """Text → blocks of these KV groups; `before` is the pool's, an entry a block."""
 
-    def __init__(self, *, before: array, block_size: int, groups: Sequence[KVGroup], max_tombstones: int | None = None):
+    finds_parts = True
+
+    def __init__(self, *, before: array, groups: Sequence[KVGroup], max_tombstones: int | None = None):
         num_blocks = len(before)
         self.before = before
-        self.block_size = block_size
+        self.block_size = common_block_size(groups)
+        self.block_sizes = tuple(group.block_size for group in groups)
         self.groups = groups
         self.max_tombstones = max(1024, num_blocks) if max_tombstones is None else max_tombstones
         self._node_of: list[RadixNode | None] = [None] * num_blocks
@@ -54,7 +58,7 @@ class RadixTree:
     def begin(self, extra_keys: ExtraKeys, token_ids: array) -> Text:
         root = self._roots.get(extra_keys)
         if root is None:
-            root = self._roots[extra_keys] = RadixNode(None, 0, self.block_size, len(self.groups), -1)
+            root = self._roots[extra_keys] = RadixNode(None, 0, self.block_sizes, -1)
         return Text(root, token_ids)
 
     def fork(self, text: Text, token_ids: array) -> Text:
@@ -65,21 +69,22 @@ class RadixTree:
     # --- lookup ---------------------------------------------------------------------------------------------------
 
     def match(self, text: Text, max_tokens: int) -> Hit:
-        """What a group does not hold any more, of what the next token would see, shortens the hit to full blocks."""
+        """What a group does not hold any more, of what the next token would see, shortens the hit to full blocks of that group."""
         path, matched = walk(text.root, text.token_ids[:max_tokens].tobytes())
         live = list(takewhile(lambda node: not node.is_lost, path))
         if not live:
             return Hit()
-        size, matched = self.block_size, min(matched, live[-1].end)
+        matched = min(matched, live[-1].end)
         tables = tuple(self._table(live, group, matched) for group in range(len(self.groups)))
         hole = 0
         while matched and hole >= 0:
-            firsts = [group.first_visible_block(matched, size) for group in self.groups]
-            hole = max(_last_zero(table, first) for table, first in zip(tables, firsts, strict=True))
+            firsts = [group.first_visible_block(matched) for group in self.groups]
+            holes = map(_last_zero, tables, firsts)
+            hole = max(place * size for place, size in zip(holes, self.block_sizes, strict=True))
             if hole >= 0:
-                matched = hole * size
-                for table in tables:
-                    del table[hole:]
+                matched = hole
+                for table, size in zip(tables, self.block_sizes, strict=True):
+                    del table[-(-hole // size) :]
         if not matched:
             return Hit()
         for group, table, first in zip(self.groups, tables, firsts, strict=True):
@@ -94,9 +99,9 @@ class RadixTree:
 
     def _table(self, path: list[RadixNode], group: int, num_tokens: int) -> list[int]:
         """A block of the group for each of the first tokens of the path, 0 where it has none."""
-        size, cells = self.block_size, []
+        size, cells = self.block_sizes[group], []
         for node in path:
-            cells[node.first_block :] = node.blocks[group]
+            cells[node.first_block(group) :] = node.blocks[group]
         table = [cell[0] if cell else 0 for cell in cells[: -(-num_tokens // size)]]
         if num_tokens % size and not table[-1]:
             table[-1] = self._tail(path[-1], group, num_tokens // size)
@@ -105,7 +110,7 @@ class RadixTree:
     def _tail(self, node: RadixNode, group: int, logical: int) -> int:
         """A block that begins with the tokens of this logical block as far as the node has them, 0 none."""
         cell = node.cell(group, logical)
-        if cell or node.end >= (logical + 1) * self.block_size:
+        if cell or node.end >= (logical + 1) * self.block_sizes[group]:
             return cell[0] if cell else 0
         return next(filter(None, (self._tail(child, group, logical) for child in node.children.values())), 0)
 
@@ -140,30 +145,36 @@ class RadixTree:
     def retract(self, text: Text, num_blocks: int) -> None:
         text.num_blocks = min(text.num_blocks, num_blocks)
 
-    def publish(self, text: Text, num_tokens: int, tables: Sequence[Sequence[int]], computed_for: int) -> Change:
-        """A partly filled last block too, where nothing holds its tokens yet."""
-        size = self.block_size
+    def publish(
+        self, text: Text, num_tokens: int, tables: Sequence[Sequence[int]], computed_for: int, partly: bool = True
+    ) -> Change:
+        """A partly filled last block where nothing holds its tokens yet."""
         path, superseded = self._insert(text.root, text.token_ids[:num_tokens].tobytes(), computed_for)
-        change, nodes = Change([], superseded), iter(path)
-        node = next(nodes)
-        for logical in range(text.num_blocks, -(-num_tokens // size)):
-            end = min((logical + 1) * size, num_tokens)
-            while node.end < end:
-                node = next(nodes)
-            for group, table in enumerate(tables):
-                block = table[logical]
-                if block and self._node_of[block] is None and not (end % size and self._tail(node, group, logical)):
-                    before = table[logical - 1] if logical and not self.groups[group].window else 0
-                    node.cell(group, logical).append(block)
-                    self._node_of[block], self._place[block] = node, (group, logical)
-                    change.published.append(Published(group, logical, block, before))
+        change, ends = Change([], superseded), [node.end for node in path]
+        for first, group in self._blocks_between(text.num_blocks * self.block_size, num_tokens):
+            table, size = tables[group], self.block_sizes[group]
+            if first + size > num_tokens and not partly:
+                continue
+            logical, end = first // size, min(first + size, num_tokens)
+            block, node = table[logical], path[bisect_left(ends, end)]
+            if block and self._node_of[block] is None and not (end % size and self._tail(node, group, logical)):
+                before = table[logical - 1] if logical and not self.groups[group].window else 0
+                node.cell(group, logical).append(block)
+                self._node_of[block], self._place[block] = node, (group, logical)
+                change.published.append(Published(group, logical, block, before))
         self.num_published += len(change.published)
-        text.num_blocks = num_tokens // size
+        text.num_blocks = num_tokens // self.block_size
         return change
+
+    def _blocks_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(first token, group) of the blocks of all groups that hold these tokens, in order; `start` fills common blocks."""
+        return sorted(
+            (first, group) for group, size in enumerate(self.block_sizes) for first in range(start, end, size)
+        )
 
     def _insert(self, root: RadixNode, data: bytes, computed_for: int) -> tuple[list[RadixNode], list[int]]:
         """Nodes that hold exactly this text, made where there are none; and the blocks of ends that it goes beyond."""
-        size, length = self.block_size, len(data) // TOKEN_BYTES
+        length = len(data) // TOKEN_BYTES
         path, matched = walk(root, data)
         last = path[-1] if path else root
         was_lost, lost_step = last.is_lost, last.evicted_step
@@ -175,7 +186,12 @@ class RadixTree:
             if was_lost:
                 self._lose(lower, lost_step)
         superseded = [
-            block for node in path if node.end < length and node.end % size for row in node.blocks for block in row[-1]
+            block
+            for node in path
+            if node.end < length
+            for size, row in zip(self.block_sizes, node.blocks, strict=True)
+            if node.end % size
+            for block in row[-1]
         ]
         for block in superseded:
             self._drop(block)
@@ -187,16 +203,16 @@ class RadixTree:
             if path and last.computed_for == computed_for and not last.children and not last.lost:
                 last.extend(rest)
             else:
-                path.append(RadixNode(last, matched, size, len(self.groups), computed_for))
+                path.append(RadixNode(last, matched, self.block_sizes, computed_for))
                 path[-1].extend(rest)
                 last.children[path[-1].key] = path[-1]
         return path, superseded
 
     def _lacks_tail(self, node: RadixNode, num_tokens: int) -> bool:
         """Is there a group that does not hold the tokens of the last, partly filled block of these?"""
-        logical = num_tokens // self.block_size
-        return num_tokens % self.block_size > 0 and not all(
-            self._tail(node, group, logical) for group in range(len(self.groups))
+        return any(
+            num_tokens % size and not self._tail(node, group, num_tokens // size)
+            for group, size in enumerate(self.block_sizes)
         )
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
@@ -228,7 +244,7 @@ class RadixTree:
         if not node.cell(*self._place[block]):
             node.evicted_step = step
         while node.parent is not None and not node.children and not any(row[-1] for row in node.blocks):
-            cut = max(node.start, (node.end - 1) // self.block_size * self.block_size)
+            cut = max(node.start, *((node.end - 1) // size * size for size in self.block_sizes))
             lost = self._split(node, cut) if cut > node.start else node
             self._lose(lost, step)
             node = lost.parent
@@ -246,7 +262,7 @@ class RadixTree:
     # --- for those who look ---------------------------------------------------------------------------------------
 
     def holders(self, text: Text, group: int, logical: int) -> list[int]:
-        end = (logical + 1) * self.block_size
+        end = (logical + 1) * self.block_sizes[group]
         path, matched = walk(text.root, text.token_ids[:end].tobytes())
         return list(path[-1].cell(group, logical)) if matched == end else []
 
@@ -266,7 +282,8 @@ class RadixTree:
         while node is not None:
             parts.append(node.tokens)
             node = node.parent
-        return b"".join(reversed(parts))[: (self._place[block][1] + 1) * self.block_size * TOKEN_BYTES]
+        group, logical = self._place[block]
+        return b"".join(reversed(parts))[: (logical + 1) * self.block_sizes[group] * TOKEN_BYTES]
 
     def check_integrity(self) -> None:
         held: dict[int, RadixNode] = {}

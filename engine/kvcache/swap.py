@@ -108,8 +108,8 @@ class SwapSpace:
         for member, slots in unit.slots.items():
             held = sum(slot != NO_SLOT for table in slots for slot in table)
             needed += max(0, tables.blocks_for(member.num_tokens) - held)
-            if unit.computed[member] % tables.block_size:
-                tails += [table[-1] for table in slots]
+            sizes = zip(slots, tables.block_sizes, strict=True)
+            tails += [table[-1] for table, size in sizes if unit.computed[member] % size]
         return needed + len(tails) - len(set(tails))
 
     def shrink(self, seq: Sequence) -> None:
@@ -188,6 +188,6 @@ class SwapSpace:
         for seq, unit in self._unit_of.items():
             if seq not in waiting or seq not in unit.slots or len({s.request for s in unit.slots}) != 1:
                 raise RuntimeError(f"{seq} is in host memory and does not wait there with its request")
-            lengths = {len(table) for table in unit.slots[seq]}
-            if lengths != {-(-unit.computed[seq] // self.tables.block_size)}:
+            lengths = [len(table) for table in unit.slots[seq]]
+            if lengths != [-(-unit.computed[seq] // size) for size in self.tables.block_sizes]:
                 raise RuntimeError(f"{seq} has {lengths} host blocks for {unit.computed[seq]} tokens")

@@ -57,6 +57,7 @@ def check(
     in_pool = (column["edits", "table"] < groups) & (column["edits", "position"] >= 0)
     _that(_within(column["edits", "block"][in_pool], 0, blocks), "block tables name blocks that there are not")
     _that(_within(column["edits", "block"][column["edits", "position"] < 0], 0, 2**31), "a block table is cut wrongly")
+    _that(_within(rows["group"], 0, groups), "blocks belong to groups that there are not")
     _that(_within(rows["before"], 0, blocks), "cached text continues blocks that there are not")
     _that(_within(arrays["moment/state"], 0, len(STATES)), "it has states that this version does not know")
     sizes = np.array([len(names) for names, _ in words.shapes], np.int64)

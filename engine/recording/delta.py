@@ -29,6 +29,7 @@ BLOCK = np.dtype(
         ("priority", "<i8"),
         ("is_cached", "i1"),
         ("is_alone", "i1"),
+        ("group", "i1"),
     ]
 )
 

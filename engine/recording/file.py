@@ -6,6 +6,7 @@ kind of content only. Reading checks every number that is used as an index, then
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,19 @@ def write(recording: Recording, path: Path) -> Path:
         arrays[f"table/{name}"] = np.concatenate(tables)
         arrays[f"count/{name}"] = np.concatenate([span.counts[name] for span in spans])
     rows = np.concatenate([span.rows for span in spans])
-    arrays |= {f"block/{name}": np.ascontiguousarray(rows[name]) for name in BLOCK.names or ()}
-    requests, text_arrays = texts_file.packed(recording)
     facts = asdict(recording.base.facts)
+    arrays |= {f"block/{name}": np.ascontiguousarray(rows[name]) for name in _columns(recording.base.facts)}
+    requests, text_arrays = texts_file.packed(recording)
+    info = None if recording.info is None else asdict(recording.info)
+    for held in (facts, info or {"block_sizes": ()}):
+        if not held["block_sizes"]:
+            del held["block_sizes"]
     page = {
         "kind": KIND,
         "version": VERSION,
         "first_moment": spans[0].first,
         "facts": facts,
-        "info": None if recording.info is None else asdict(recording.info),
+        "info": info,
         "config": recording.config,
         "codes": {"kinds": KINDS, "causes": CAUSES, "states": STATES, "statuses": STATUSES},
         "shapes": words.shapes,
@@ -82,6 +87,11 @@ def read(path: Path) -> Recording:
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
+
+
+def _columns(facts: Facts) -> list[str]:
+    """Those of BLOCK that a file holds: whose a block is matters where KV groups have blocks of different sizes."""
+    return [name for name in BLOCK.names or () if name != "group" or facts.block_sizes]
 
 
 def _delta_of(state: State, first_event: int) -> Delta:
@@ -135,8 +145,8 @@ def _recording(page: dict[str, Any], arrays: dict[str, np.ndarray]) -> Recording
         _require(arrays, f"count/{name}", "<i4")
     for name, dtype in MOMENT.items():
         _require(arrays, f"moment/{name}", dtype)
-    rows = np.empty(len(arrays["table/blocks"]), BLOCK)
-    for name in BLOCK.names or ():
+    rows = np.zeros(len(arrays["table/blocks"]), BLOCK)
+    for name in _columns(facts):
         _require(arrays, f"block/{name}", BLOCK[name].str)
         rows[name] = arrays[f"block/{name}"]
     _translate(arrays, page["codes"])
@@ -145,7 +155,7 @@ def _recording(page: dict[str, Any], arrays: dict[str, np.ndarray]) -> Recording
     base.moment = first - 1
     spans = _spans(arrays, rows, met, texts, words, first)
     requests, decode_token = texts_file.unpacked(page, arrays)
-    info = None if page["info"] is None else EngineFacts(**{f.name: page["info"][f.name] for f in fields(EngineFacts)})
+    info = None if page["info"] is None else _info(page["info"])
     recording = Recording(
         base=base, spans=spans, deltas=(), words=words, requests=requests, info=info, config=dict(page["config"]),
         decode=lambda token_ids: "".join(map(decode_token, token_ids)), decode_token=decode_token,
@@ -157,7 +167,7 @@ def _recording(page: dict[str, Any], arrays: dict[str, np.ndarray]) -> Recording
 def _facts(held: dict[str, Any]) -> Facts:
     from ..kvcache.eviction import STRATEGIES
 
-    facts = Facts(**{field.name: held[field.name] for field in fields(Facts)})
+    facts = Facts(**{field.name: held[field.name] for field in fields(Facts) if field.name in held})
     sizes = (facts.block_size, facts.num_blocks, facts.num_groups, facts.num_host_blocks)
     if any(type(size) is not int for size in sizes) or facts.eviction_policy not in STRATEGIES:
         raise Damaged("its facts are none of an engine")
@@ -166,7 +176,21 @@ def _facts(held: dict[str, Any]) -> Facts:
     counters, whole = tuple(map(str, facts.counters)), tuple(map(bool, facts.whole))
     if len(counters) != len(whole):
         raise Damaged("its counters have no kinds")
-    return Facts(*sizes[:3], facts.num_host_blocks, facts.eviction_policy, counters, whole)
+    block_sizes = tuple(facts.block_sizes)
+    if block_sizes and not (
+        len(block_sizes) == facts.num_groups
+        and all(type(size) is int and size > 0 for size in block_sizes)
+        and math.lcm(*block_sizes) == facts.block_size
+    ):
+        raise Damaged(f"its {facts.num_groups} groups cannot have blocks of {block_sizes} tokens")
+    return Facts(*sizes, facts.eviction_policy, counters, whole, block_sizes)
+
+
+def _info(held: dict[str, Any]) -> EngineFacts:
+    values = {"block_sizes": ()} | held
+    return EngineFacts(
+        **{f.name: values[f.name] for f in fields(EngineFacts)} | {"block_sizes": tuple(values["block_sizes"])}
+    )
 
 
 def _require(arrays: dict[str, np.ndarray], name: str, dtype: str, columns: int = 0) -> None:

@@ -29,6 +29,7 @@ class Facts:
     eviction_policy: str
     counters: tuple[str, ...]  # names, in order
     whole: tuple[bool, ...]  # which of them are whole numbers
+    block_sizes: tuple[int, ...] = ()  # of the KV groups, where they differ
 
 
 class _Sequence:
@@ -171,6 +172,8 @@ class State:
                 name: int(value) if whole else value
                 for name, value, whole in zip(facts.counters, counters, facts.whole, strict=True)
             },
+            block_sizes=facts.block_sizes,
+            group=blocks["group"].copy() if facts.block_sizes else np.zeros(0, np.int8),
         )
 
     def _requests(self) -> tuple[RequestState, ...]:

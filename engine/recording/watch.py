@@ -186,11 +186,12 @@ def _note_edits(seen: _Seen, g: int, table: array, delta: Delta) -> None:
 def facts_of(core: EngineCore) -> Facts:
     metrics = core.metrics()
     return Facts(
-        block_size=core.config.block_size,
+        block_size=core.tables.common_size,
         num_blocks=core.tables.pool.num_blocks,
         num_groups=core.num_groups,
         num_host_blocks=core.scheduler.swap.num_blocks,
         eviction_policy=core.config.eviction_policy,
         counters=tuple(metrics),
         whole=tuple(not isinstance(value, float) for value in metrics.values()),
+        block_sizes=core.tables.unequal_sizes,
     )

@@ -28,7 +28,9 @@ class Batch:
     query_start_loc: torch.Tensor  # int32 [R + 1]; row r owns tokens query_start_loc[r] : query_start_loc[r + 1]
     cache_lens: torch.Tensor  # int32 [R]; rows already in the cache before this step
     seq_lens: torch.Tensor  # int32 [R]; cache_lens + this step's tokens of the row
-    slot_mapping: tuple[torch.Tensor, ...]  # G × int64 [T]; block_id * block_size + offset, where KV is written
+    slot_mapping: tuple[
+        torch.Tensor, ...
+    ]  # G × int64 [T]; block_id * the group's block size + offset, where KV is written
     block_tables: tuple[torch.Tensor, ...]  # G × int32 [R, most blocks of a row], padded with 0 (the null block)
     logits_indices: torch.Tensor  # int64 [S]; of T, who gets logits: ends of sampled rows, prompt_spans, padding
     copies: tuple[torch.Tensor, ...]  # G × int64 [C, 2]; (source, copy) pages to copy before anything is written
@@ -37,9 +39,9 @@ class Batch:
     swap_in: torch.Tensor = NO_MOVES  # int64 [C, 2], on the CPU; (host block, block) to copy between the two
 
     @classmethod
-    def from_plan(cls, plan: Plan, *, block_size: int, num_groups: int, device: torch.device | str = "cpu") -> Batch:
-        """Flatten a plan: its sequences, and the first part of its padding. One pass over the rows gathers what differs by
-        row; the rest is numpy over all tokens."""
+    def from_plan(cls, plan: Plan, *, block_sizes: tuple[int, ...], device: torch.device | str = "cpu") -> Batch:
+        """Flatten a plan: its sequences, and the first part of its padding; `block_sizes` are those of the groups. One pass over
+        the rows gathers what differs by row; the rest is numpy over all tokens."""
         rows, padding = plan.sequences, plan.padding[0] if plan.padding else []
         num_rows = len(rows) + len(padding)
         token_ids, starts = array("q"), array("i")
@@ -56,7 +58,7 @@ class Batch:
         np.cumsum(query_lens, out=query_start_loc[1:])
         row_of = np.repeat(np.arange(num_rows), query_lens)  # [T]
         positions = np.arange(len(token_ids)) + (cache_lens - query_start_loc[:-1])[row_of]  # [T]
-        logical, offset = np.divmod(positions, block_size)
+        places = {size: np.divmod(positions, size) for size in set(block_sizes)}  # (logical block, offset), each [T]
         wanted = query_start_loc[1:][plan.sampled_rows].astype(np.int64) - 1
         if plan.prompt_spans:
             spans = [query_start_loc[row] + np.arange(first, end) for row, first, end in plan.prompt_spans]
@@ -65,14 +67,16 @@ class Batch:
             wanted = np.concatenate([wanted, query_start_loc[1:][sampled].astype(np.int64) - 1])
 
         tables, slots = [], []
-        widest = max([-(-(row.start + row.num_tokens) // block_size) for row in padding], default=0)
-        for group in range(num_groups):
+        longest = max([row.start + row.num_tokens for row in padding], default=0)
+        for group, size in enumerate(block_sizes):
+            widest = -(-longest // size)
             width = max([widest, *[len(seq.block_tables[group]) for seq in rows]])
             padded = bytearray().join(seq.block_tables[group].tobytes().ljust(4 * width, b"\0") for seq in rows)
             padded += bytes(4 * width * len(padding))  # the null block
             table = np.frombuffer(padded, np.int32).reshape(num_rows, width)
             tables.append(table)
-            slots.append(table[row_of, logical].astype(np.int64) * block_size + offset)
+            logical, offset = places[size]
+            slots.append(table[row_of, logical].astype(np.int64) * size + offset)
 
         def tensor(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values).to(device)

@@ -133,11 +133,10 @@ class Door:
             )  # fmt: skip
 
     def _check_pool(self, num_prompt: int, params: SamplingParams) -> None:
-        size = self.config.block_size
         needed, most = self._blocks(num_prompt, params.max_tokens or 1, params), self.tables.most_for_one
         if needed > most:
             raise RequestRefused(
-                f"{_what(num_prompt, params)} {needed} blocks of {size} tokens, {self.tables.limit_words} {most}",
+                f"{_what(num_prompt, params)} {needed} blocks of {self.config.block_words} tokens, {self.tables.limit_words} {most}",
                 Cause.POOL_TOO_SMALL, needed, most,
             )  # fmt: skip
         if not self.tables.shares and params.n > (runs := self.tables.most_samples(num_prompt, params.max_tokens or 1)):

@@ -155,7 +155,7 @@ class Planner:
             return Blocked(Cause.BATCH_RUNNING)
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         if seats and budget:
-            self.waiting.arrange(self.tables.find_prefix, self.running, self.tables.block_size)
+            self.waiting.arrange(self.tables.find_prefix, self.running, self.tables.common_size)
         longest_chunk = self.config.long_prefill_token_threshold or budget
         why_head, place = None, 0  # place: how many stand before whoever is looked at
         while seq := self.waiting.at(place):

@@ -12,7 +12,8 @@ class CacheOracle:
 
     def __init__(self, core: EngineCore):
         self.core = core
-        self.size = core.config.block_size
+        self.size = core.tables.common_size
+        self.sizes = core.tables.block_sizes
         self.texts: dict[int, tuple[object, int, tuple[int, ...]]] = {}  # block -> (extra keys, group, text to its end)
         self.ever: set[tuple[object, tuple[int, ...]]] = set()  # texts to the end of a block that was cached once
         self._next = 0
@@ -24,10 +25,11 @@ class CacheOracle:
         for event in events:
             if event.kind is EventKind.PUBLISHED:
                 seq = requests[event.request_id].children[event.child]
-                end = event.numbers["logical"] * self.size + event.numbers["tokens"]
+                size = self.sizes[event.group]
+                end = event.numbers["logical"] * size + event.numbers["tokens"]
                 keys, text = seq.request.extra_keys, tuple(seq.token_ids[:end])
                 assert event.block_id not in self.texts and len(text) == end
-                assert (event.numbers["tokens"] == self.size) == (
+                assert (event.numbers["tokens"] == size) == (
                     event.cause is Cause.BLOCK_FULL
                 ) or event.cause is Cause.LEFT
                 self.texts[event.block_id] = (keys, event.group, text)
@@ -79,12 +81,11 @@ class CacheOracle:
 
     def _is_whole(self, keys, text) -> bool:
         """Does every group hold every block of this text that the next token can see?"""
-        num_blocks = -(-len(text) // self.size)
-        for g, group in enumerate(self.core.tables.groups):
-            for logical in range(group.first_visible_block(len(text), self.size), num_blocks):
-                start = text[: (logical + 1) * self.size]
+        for (g, group), size in zip(enumerate(self.core.tables.groups), self.sizes, strict=True):
+            for logical in range(group.first_visible_block(len(text)), -(-len(text) // size)):
+                start = text[: (logical + 1) * size]
                 if not any(
-                    k == keys and in_group == g and t[: len(start)] == start and -(-len(t) // self.size) == logical + 1
+                    k == keys and in_group == g and t[: len(start)] == start and -(-len(t) // size) == logical + 1
                     for k, in_group, t in self.texts.values()
                 ):
                     return False

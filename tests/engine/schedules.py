@@ -87,8 +87,9 @@ class Schedules(RuleBasedStateMachine):
             text = tables.cache.text_of(block)
             if text is not None:
                 tokens = np.frombuffer(text, np.int64)
-                first = (len(tokens) - 1) // tables.block_size * tables.block_size
-                held = fake_model.read_back(storage, tables.cache.group_of(block), [block], len(tokens) - first)
+                group = tables.cache.group_of(block)
+                first = (len(tokens) - 1) // tables.block_sizes[group] * tables.block_sizes[group]
+                held = fake_model.read_back(storage, group, [block], len(tokens) - first)
                 assert held[:, 0].tolist() == tokens[first:].tolist()
                 assert held[:, 1].tolist() == list(range(first, len(tokens)))
         for seq in self.core.scheduler.running:

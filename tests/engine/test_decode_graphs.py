@@ -148,7 +148,7 @@ def test_an_engine_gives_the_same_tokens_and_logprobs(tiny_folder, dtype):
 
 def test_a_step_without_tokens_does_not_end_replays(tiny_folder):
     replaying, _ = both(tiny_folder)
-    empty = Batch.from_plan(Plan(step=1, copies=([],)), block_size=16, num_groups=1)
+    empty = Batch.from_plan(Plan(step=1, copies=([],)), block_sizes=(16,))
     for _ in range(5):
         assert replaying.runner.execute(empty).shape == (0, 300)
     for token in range(5):

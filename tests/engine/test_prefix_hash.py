@@ -13,8 +13,8 @@ class Library:
     """An index of blocks of 2 tokens, and a short hand for lookups."""
 
     def __init__(self, windows: tuple[int, ...] = (0,), **options):
-        groups = tuple(KVGroup((g,), 1, 1, window) for g, window in enumerate(windows))
-        self.index = PrefixIndex(before=array("i", bytes(4 * 64)), block_size=2, groups=groups, **options)
+        groups = tuple(KVGroup((g,), 1, 1, window, 2) for g, window in enumerate(windows))
+        self.index = PrefixIndex(before=array("i", bytes(4 * 64)), groups=groups, **options)
 
     def publish(self, tokens, blocks, *, salt=None, request=1):
         """Publish a text block by block; `blocks` holds one id (or one a group) per block."""

@@ -18,6 +18,19 @@ from kvscope.kernels import ops
 from schedules import EOS, Schedules, check
 
 
+class TwoBlockSizes(Schedules):
+    """KV groups whose blocks hold different numbers of tokens: a common block is one of either, or several of both."""
+
+    sliding: ClassVar[dict[int, int]] = {1: 3, 2: 4, 3: 2, 4: 2, 8: 4}
+
+    def make_core(self, options):
+        if len({window > 0 for window in self.windows}) == 1:
+            self.windows = (0, 3) if self.windows == (3,) else (0, 5)
+        full = options["block_size"]
+        sizes = {"full": full, "sliding": self.sliding[full]}
+        return super().make_core(options | {"block_size": sizes, "windows": self.windows})
+
+
 class LlamaSchedules(Schedules):
     """The same with a tiny Llama in float32, judged by transformers on each prompt alone. Samples of n > 1 run along."""
 
@@ -90,6 +103,10 @@ def test_random_schedules():
     check(Schedules, 60, 25)
 
 
+def test_random_schedules_with_two_block_sizes():
+    check(TwoBlockSizes, 60, 25)
+
+
 def test_random_schedules_where_every_hash_collides(colliding_hash):
     check(Schedules, 15, 25)
 
@@ -101,6 +118,11 @@ def test_random_schedules_of_a_llama(llama):
 @pytest.mark.full
 def test_many_random_schedules():
     check(Schedules, 1500, 50)
+
+
+@pytest.mark.full
+def test_many_random_schedules_with_two_block_sizes():
+    check(TwoBlockSizes, 1500, 50)
 
 
 @pytest.mark.full

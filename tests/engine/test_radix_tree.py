@@ -13,8 +13,8 @@ class Library:
     """A tree, and a short hand: a text is a string, a letter a token."""
 
     def __init__(self, windows: tuple[int, ...] = (0,), **options):
-        groups = tuple(KVGroup((g,), 1, 1, window) for g, window in enumerate(windows))
-        self.tree = RadixTree(before=array("i", bytes(4 * 64)), block_size=4, groups=groups, **options)
+        groups = tuple(KVGroup((g,), 1, 1, window, 4) for g, window in enumerate(windows))
+        self.tree = RadixTree(before=array("i", bytes(4 * 64)), groups=groups, **options)
 
     def text(self, letters: str, salt: str | None = None):
         return self.tree.begin(() if salt is None else (("salt", salt),), array("q", map(ord, letters)))

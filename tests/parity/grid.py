@@ -30,8 +30,9 @@ import tiny
 from kvscope.engine import Cause, EventKind
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core import EngineCore
+from kvscope.engine.kvcache.prefix_cache import common_block_size
 from kvscope.engine.kvcache.storage import KVStorage
-from kvscope.engine.models.base import Model
+from kvscope.engine.models.base import Model, with_block_size
 from kvscope.engine.sampling.beam_search import common_prefix
 from kvscope.engine.sampling.params import SamplingParams
 from kvscope.engine.scheduling.policies import POLICIES
@@ -59,7 +60,7 @@ VALUES = {
 
 
 class Setting(NamedTuple):
-    block_size: int
+    block_size: int | dict[str, int]
     chunk: int
     cache: str
     pool: str
@@ -70,7 +71,8 @@ class Setting(NamedTuple):
     preempt_after: str | None = None
 
     def __str__(self) -> str:
-        name = f"bs{self.block_size}-chunk{self.chunk}-{self.cache}-{self.pool}-{self.company}"
+        size = "x".join(map(str, self.block_size.values())) if isinstance(self.block_size, dict) else self.block_size
+        name = f"bs{size}-chunk{self.chunk}-{self.cache}-{self.pool}-{self.company}"
         if self.preempt_after is None:
             return name
         return f"{name}-{self.mode}-{self.policy}-n{self.samples}-after{self.preempt_after}"
@@ -186,7 +188,8 @@ class Run(NamedTuple):
 
 def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
     """Serve the requests of one setting; assert oracle ids, and that the setting was what it says it is."""
-    prompts, has_windows = setting.prompts, any(group.window for group in model.spec.kv_groups)
+    prompts, groups = setting.prompts, with_block_size(model.spec.kv_groups, setting.block_size)
+    has_windows = any(group.window for group in groups)
     texts = [ids[: setting.new_tokens] for ids in expected(folder)]
     wanted = [[ids] * setting.samples for ids in texts[: len(prompts)]]
     core = make_core(model, kernels, setting)
@@ -214,25 +217,25 @@ def check(model: Model, kernels: Ops, folder: Path, setting: Setting) -> None:
     if setting.cache == "off":
         assert not any(run.cached)
     if known and setting.pool == "ample":
-        unit = 1 if setting.cache.startswith("radix") else setting.block_size
+        unit = 1 if setting.cache.startswith("radix") else common_block_size(groups)
         longest = [max(min(common_prefix([prompt, text]), len(prompt) - 1) for text in known) for prompt in prompts]
         assert run.cached == [tokens // unit * unit for tokens in longest]
     if setting.samples > 1 and setting.pool == "ample":
         apart = setting.mode == "recompute" and setting.moments == (
             1,
         )  # computed again before anyone wrote, each alone
-        partly_filled = [p for p in prompts[apart:] if len(p) % setting.block_size]
-        assert run.copies == (setting.samples - 1) * len(partly_filled) * len(model.spec.kv_groups)
+        partly_filled = sum(len(p) % group.block_size > 0 for p in prompts[apart:] for group in groups)
+        assert run.copies == (setting.samples - 1) * partly_filled
     core.check_integrity()
 
 
 def make_core(model: Model, kernels: Ops, setting: Setting) -> EngineCore:
-    groups, size = model.spec.kv_groups, setting.block_size
+    groups = with_block_size(model.spec.kv_groups, setting.block_size)
     lengths = [len(prompt) + setting.new_tokens for prompt in setting.prompts]
     if setting.pool == "ample":  # twice, so that a warm cache loses nothing to the run that reads it
-        num_blocks = 2 + 2 * setting.samples * len(groups) * sum(-(-length // size) for length in lengths)
+        num_blocks = 2 + 2 * setting.samples * sum(-(-n // group.block_size) for n in lengths for group in groups)
     else:
-        largest = max(sum(g.most_blocks(length, size, setting.chunk) for g in groups) for length in lengths)
+        largest = max(sum(group.most_blocks(length, setting.chunk) for group in groups) for length in lengths)
         num_blocks = 1 + largest + (setting.company != "alone")
     num_cpu_blocks = 2 * num_blocks if setting.mode == "swap" else 0
     config = EngineConfig(**setting.options, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)

@@ -1,5 +1,7 @@
-"""The same grid where layers have windows: several KV groups, null blocks, and hits that need only what is seen."""
+"""The same grid where layers have windows: several KV groups, null blocks, and hits that need only what is seen; and where those
+groups have blocks of different sizes."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,14 @@ OTHERS = {
     "phi3": ("phi3", {"sliding_window": 9}, [(9, 2)]),
     "gemma2": ("gemma2", {"head_dim": 20, "query_pre_attn_scalar": 9, "sliding_window": 9}, [(0, 1), (9, 1)]),
 }  # fmt: skip
+SIZES = [{"full": 32, "sliding": 16}, {"full": 4, "sliding": 6}, {"full": 3, "sliding": 1}, {"full": 4, "sliding": 16}]
+CACHES = ("off", "cold", "warm", "radix-cold", "radix-warm")
+TWO_SIZES = [
+    Setting(*point)
+    for point in itertools.product(
+        SIZES, (7, 64), CACHES, ("ample", "small"), ("alone", "among7"), ("recompute", "swap"), ("fcfs",), (1, 3)
+    )
+]
 SPLIT = Setting(block_size=3, chunk=7, cache="warm", pool="small", company="among7")
 
 
@@ -53,6 +63,22 @@ def test_every_family_with_windows_runs_beyond_them(tmp_path, family):
 @pytest.mark.parametrize("setting", SETTINGS[::7], ids=str)
 def test_same_ids_with_windows(loaded, setting):
     check(loaded[0], KERNELS, loaded[1], setting)
+
+
+@pytest.fixture(scope="module", params=["gemma3, two of three", "gemma2"])
+def hybrid(request, tmp_path_factory):
+    return load(tmp_path_factory.mktemp("hybrid"), *(MODELS | OTHERS)[request.param])
+
+
+@pytest.mark.parametrize("setting", TWO_SIZES[::29], ids=str)
+def test_same_ids_with_blocks_of_two_sizes(hybrid, setting):
+    check(hybrid[0], KERNELS, hybrid[1], setting)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("setting", TWO_SIZES, ids=str)
+def test_same_ids_with_blocks_of_two_sizes_in_every_setting(hybrid, setting):
+    check(hybrid[0], KERNELS, hybrid[1], setting)
 
 
 @pytest.mark.full
