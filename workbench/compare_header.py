@@ -92,7 +92,7 @@ class CompareHeader(Header):
             (
                 f"<b>{esc(info.model_name)}</b>",
                 esc(info.dtype),
-                f"{info.num_blocks:,} blocks × {info.block_size} tokens",
+                f"{info.num_blocks:,} blocks × {info.block_words} tokens",
             )
             for info in infos
         ]

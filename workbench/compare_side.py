@@ -201,7 +201,7 @@ def side_of(given: Any, letter: str, title: tuple[str, str] | None, state: Calla
     if not (hasattr(given, "submit") and hasattr(given, "snapshot")):
         raise TypeError(f"side {letter}={given!r}: must be an Engine, a dict of engine options, or a Recording")
     info = given.info
-    name = f"{info.model_name}, {info.num_blocks} blocks of {info.block_size}"
+    name = f"{info.model_name}, {info.num_blocks} blocks of {info.block_words}"
     return EngineSide(given, letter, *(title or (name, "")), state)
 
 

@@ -189,8 +189,8 @@ def _copied(event: Event, context: Context) -> Sentence:
 
 
 def _published(event: Event, context: Context) -> Sentence:
-    logical, tokens = _n(event, "logical"), _n(event, "tokens", context.block_size)
-    first = logical * context.block_size
+    size = context.block_sizes[event.group] if context.block_sizes else context.block_size
+    first, tokens = _n(event, "logical") * size, _n(event, "tokens", size)
     return Sentence(
         f"Block {event.block_id} can now be found by its text {because(event)}.",
         f"It holds tokens {first + 1:,} to {first + tokens:,} of {context.name(event.request_id, event.child)}.",

@@ -39,6 +39,7 @@ class Context:
 
     def __init__(self, *, block_size: int = 16):
         self.block_size = block_size
+        self.block_sizes: tuple[int, ...] = ()
         self._forked: dict[int, None] = {}
         self._prompts: dict[int, str] = {}
 
@@ -49,7 +50,7 @@ class Context:
             elif event.kind is EventKind.SUBMITTED and event.text:
                 self._prompts[event.request_id] = event.text
         if snapshot is not None:
-            self.block_size = snapshot.block_size
+            self.block_size, self.block_sizes = snapshot.block_size, snapshot.block_sizes
             for request in snapshot.requests:
                 if request.child:
                     self._forked[request.id] = None

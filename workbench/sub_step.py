@@ -107,6 +107,8 @@ def state_of(before: EngineSnapshot, after: EngineSnapshot, events: Iterable[Eve
             table.extend([0] * (logical + 1 - len(table)))
             table[logical], cached[block] = block, False
             columns["generation"][block], columns["filled"][block] = event.generation, 0
+            if before.block_sizes:
+                columns["group"][block] = event.group
         elif event.kind is EventKind.SHARED:
             own[event.group].append(block)
         elif event.kind is EventKind.COPIED:
@@ -132,7 +134,7 @@ def state_of(before: EngineSnapshot, after: EngineSnapshot, events: Iterable[Eve
     return _counted(before, after, requests, columns, cached, readers, part)
 
 
-_COLUMNS = ("generation", "filled", "last_used_step", "parent", "num_hits", "computed_for")
+_COLUMNS = ("generation", "filled", "last_used_step", "parent", "num_hits", "computed_for", "group")
 
 
 def _requests(

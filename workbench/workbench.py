@@ -319,7 +319,7 @@ class Workbench(Display):
     def __repr__(self) -> str:
         info = self.engine.info
         return (
-            f"<Workbench {info.model_name}: {self.engine.state}, {info.num_blocks} blocks of {info.block_size}, "
+            f"<Workbench {info.model_name}: {self.engine.state}, {info.num_blocks} blocks of {info.block_words}, "
             f"{len(self._screens)} displays>"
         )
 

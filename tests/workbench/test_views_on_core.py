@@ -10,9 +10,10 @@ from fake_model import VOCAB, make_core
 from kvscope.engine.events import EventKind, EventLog
 from kvscope.engine.sampling.params import SamplingParams
 from kvscope.engine.snapshot import BlockState
-from kvscope.workbench.sentences import Context, lines
+from kvscope.workbench.sentences import Context, lines, sentence
 from kvscope.workbench.theme import OwnerSlots
 from kvscope.workbench.views.base import Frame
+from kvscope.workbench.views.block_card import BlockEvents, block_card
 from kvscope.workbench.views.block_map import BlockMap
 from kvscope.workbench.views.block_marks import marks_of
 from kvscope.workbench.views.block_tables import BlockTables
@@ -111,3 +112,27 @@ def test_phases_of_a_real_run_are_whole(frames):
         for before, after in itertools.pairwise(spans):
             assert after.first in (before.last, before.last + 1), (before, after)
     assert [s.phase for s in phases.spans[3]] == ["prefill", "decode", "finished"]
+
+
+def test_blocks_of_two_sizes_are_drawn_each_as_far_as_it_is_written():
+    """Groups of 8 and 2 tokens a block: a full block of either is drawn full, and counts with its own slots."""
+    log, slots = EventLog(), OwnerSlots()
+    core = make_core(windows=(0, 5), block_size={"full": 8, "sliding": 2}, num_blocks=24, events=log)
+    core.add_request(prompt([("a", 11)]), SamplingParams(max_tokens=4, ignore_eos=True))
+    core.step()
+    events = log.since(0)[0]
+    frame = Frame(core.snapshot(), events, 0, None, None, 1.0, slots)
+    block_map, tables = BlockMap(), BlockTables()
+    block_map.update(frame)
+    tables.update(frame)
+    full, sliding = (table.tolist() for table in frame.snapshot.requests[0].block_tables)
+    assert block_map.table()[1][0] == ["1", " ".join(map(str, [*full, *filter(None, sliding)])), "16", "6"]
+    partly = [block for block, edge in enumerate(block_map.source.data["unwritten"]) if edge == edge]
+    assert partly == sorted([full[1], sliding[5]])
+    assert [row[0] for row in tables.table()[1]] == ["1, KV group 0, blocks of 8", "1, KV group 1, blocks of 2"]
+    assert block_card(frame, sliding[4], lambda _: None, str, BlockEvents()).count('title="slot ') == 2
+    context = Context()
+    context.learn(events, frame.snapshot)
+    published = [event for event in events if event.kind is EventKind.PUBLISHED]
+    told = [sentence(event, context)[1].removesuffix(" of request 1.") for event in published]
+    assert told == [f"It holds tokens {part}" for part in ("1 to 8", "1 to 2", "3 to 4", "5 to 6", "7 to 8")]

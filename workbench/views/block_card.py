@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import RequestOutput
-from kvscope.engine.snapshot import ROOT, BlockState, RequestState
+from kvscope.engine.snapshot import ROOT, BlockState, EngineSnapshot, RequestState
 
 from ..markup import ICONS, ITEM, chip, esc, hue, one_stop, plural, size
 from ..sentences import Context, sentence
@@ -43,7 +43,8 @@ class BlockEvents:
         self._context = Context()
         self._events: dict[int, deque[Event]] = {}
 
-    def learn(self, events: Iterable[Event]) -> None:
+    def learn(self, events: Iterable[Event], snapshot: EngineSnapshot) -> None:
+        self._context.learn(snapshot=snapshot)
         for event in events:
             if event.kind not in _KINDS:
                 self._context.learn((event,))
@@ -116,7 +117,7 @@ def tokens_in(frame: Frame, block: int, texts: Texts) -> list[int]:
     output = texts(request_id) if request_id >= 0 and logical >= 0 else None
     if output is None:
         return []
-    first = logical * snapshot.block_size
+    first = logical * int(snapshot.slots[block])
     last = first + int(snapshot.filled[block])
     if not len(readers) and len(output.outputs) > 1 and last > len(output.prompt_token_ids):
         return []  # which of its samples wrote them is not known
@@ -154,7 +155,7 @@ def _place_words(frame: Frame, block: int, readers: list[RequestState]) -> str:
 def _slots(
     frame: Frame, block: int, readers: list[RequestState], tokens: list[int], decode: Callable[[int], str]
 ) -> str:
-    filled, block_size = int(frame.snapshot.filled[block]), frame.snapshot.block_size
+    filled, block_size = int(frame.snapshot.filled[block]), int(frame.snapshot.slots[block])
     colour = hue(readers[0].id, frame.slots) if len(readers) == 1 else ""
     cells = []
     for slot in range(min(block_size, MOST_SLOTS)):

@@ -204,7 +204,7 @@ class CellGrid:
         dimmed = np.zeros(self.num_blocks, np.int8) if lit is None else (~lit).astype(np.int8)
         rows.set("face", glyph.face_codes(frame, by_state=by_state))
         rows.set("dim", dimmed + 2 * (state == BlockState.IN_FLIGHT))
-        written = np.where((state >= BlockState.ACTIVE) & (state != BlockState.PINNED), snapshot.filled, 0)
+        written = np.where((state >= BlockState.ACTIVE) & (state != BlockState.PINNED), snapshot.written, 0)
         partly = (written > 0) & (written < snapshot.block_size)
         rows.set("unwritten", np.where(partly, written, -1), self._unwritten(snapshot.block_size))
         if self.labelled:

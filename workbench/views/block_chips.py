@@ -21,6 +21,7 @@ from .block_cells import dim_levels
 
 SIDE = 0.94  # of a chip in its column
 _SLOTS = 64  # the source grows by so many rows
+_COLUMN = 1 << 32  # in the code of a foot: its column, then how much is written
 _TALL = 1 << 40  # marks the label code of a tall chip
 _HATCH_ALPHAS = (0.0, 1.0, 0.87, 0.74, 0.61, 0.48, 0.35)  # by `hatch_codes`
 _HATCH = (  # of its face; the middle is left to the label
@@ -171,10 +172,10 @@ class ChipGrid:
             self._same = same
             self._lay_out(frame, grid)
         slots, column, block = self._placed
-        filled = snapshot.filled[block]
+        filled = snapshot.written[block]
         partly = (filled > 0) & (filled < snapshot.block_size)
         edge = np.full(self._size, -1, np.int64)
-        edge[slots] = np.where(partly, column * 4096 + filled, -1)
+        edge[slots] = np.where(partly, column * _COLUMN + filled, -1)
         self._rows.set("unwritten", edge, _edges(snapshot.block_size))
         self._rows.flush()
 
@@ -287,7 +288,7 @@ def _chip_labels(_: np.ndarray, codes: np.ndarray) -> list[str]:
 
 def _edges(block_size: int):
     def encode(_: np.ndarray, codes: np.ndarray) -> list[float]:
-        column, filled = np.divmod(codes, 4096)
+        column, filled = np.divmod(codes, _COLUMN)
         return np.where(codes < 0, np.nan, column + SIDE * filled / block_size).round(3).tolist()
 
     return encode

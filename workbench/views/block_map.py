@@ -223,7 +223,7 @@ class BlockMap(View):
             blocks = [b for table in request.block_tables for b in table.tolist() if b > 0]
             if blocks:
                 written = int(snapshot.filled[blocks].sum())
-                unwritten = len(blocks) * snapshot.block_size - written
+                unwritten = int(snapshot.slots[blocks].sum()) - written
                 rows.append([name, " ".join(map(str, blocks)), f"{written:,}", f"{unwritten:,}"])
         cached = snapshot.eviction_order.tolist()
         if cached:

@@ -64,7 +64,7 @@ def _cells(frame: Frame, theme: Theme) -> tuple[int, int, str]:
         parts.append(
             glyph.block_svg(
                 theme, state, x=_GUTTER + block % 16 * _PITCH, y=6 + block // 16 * _PITCH, size=_CELL,
-                hue=palette[faces[block]], written=int(snapshot.filled[block]) / snapshot.block_size, strip=strip,
+                hue=palette[faces[block]], written=int(snapshot.written[block]) / snapshot.block_size, strip=strip,
                 label=text, bar=bars[block], idle=max(0.0, idle), font_size=15 if len(text) < 3 else 13.5,
             )
         )  # fmt: skip

@@ -270,15 +270,17 @@ class BlockTables(View):
 
 
 def group_words(frame: Frame, group: int) -> str:
-    """What a KV group is called where a model has several: "window of 512", "all tokens"; "" where it has one."""
+    """What a KV group is called where a model has several: "window of 512", "all tokens"; "" where it has one. And its block size,
+    where that is not the same for all."""
     requests = frame.snapshot.requests
     if not requests or len(requests[0].block_tables) < 2:
         return ""
+    size = f", blocks of {frame.snapshot.block_sizes[group]}" if frame.snapshot.block_sizes else ""
     spec = getattr(frame.info, "spec", None)  # a recording holds the plain facts only
     if spec is None:
-        return f"KV group {group}"
+        return f"KV group {group}{size}"
     window = spec.kv_groups[group].window
-    return f"KV group {group}: " + (f"window of {window:,}" if window else "all tokens")
+    return f"KV group {group}: " + (f"window of {window:,}" if window else "all tokens") + size
 
 
 def _tail_text(code: int) -> str:

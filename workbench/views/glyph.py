@@ -136,7 +136,7 @@ def count_states(frame: Frame) -> dict[str, int]:
     state = snapshot.block_state[1:]
     count = np.bincount(state, minlength=len(BlockState)).tolist()
     used = (state == _ACTIVE) | (state == _SHARED) | (state == _IN_FLIGHT)
-    unwritten = int(used.sum()) * snapshot.block_size - int(snapshot.filled[1:][used].sum())
+    unwritten = int((snapshot.slots - snapshot.filled)[1:][used].sum())
     active = count[BlockState.ACTIVE] + count[BlockState.IN_FLIGHT]
     return {
         "empty": count[BlockState.EMPTY], "cached": count[BlockState.CACHED], "active": active,

@@ -191,7 +191,7 @@ _RESET = '<button type="button" data-do="reset" title="Empty the prefix cache">R
 
 def _head(frame: Frame, status: Status) -> str:
     info, snapshot = frame.info, frame.snapshot
-    pool = f"<b>{snapshot.num_blocks:,} blocks × {snapshot.block_size} tokens</b>"
+    pool = f"<b>{snapshot.num_blocks:,} blocks × {snapshot.block_words} tokens</b>"
     facts = [pool]
     if info is not None:
         facts = [

@@ -67,7 +67,7 @@ class Output(View):
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
-        self._events.learn(frame.events)
+        self._events.learn(frame.events, frame.snapshot)
         for event in frame.events:
             if event.kind is EventKind.ADMITTED:
                 self._newest = max(self._newest, event.request_id)
@@ -244,13 +244,14 @@ class Output(View):
         sequence = self._sequence(group)
         if sequence is None or position >= sequence.num_computed_tokens:
             return ", stored with the next step" if sequence is not None else ""
-        logical, slot = divmod(position, self.frame.snapshot.block_size)
-        places = []
+        places, slots = [], []
         for number, blocks in enumerate(sequence.block_tables):
+            logical, slot = divmod(position, self.frame.snapshot.block_size_of(number))
             block, words = int(blocks[logical]), group_words(self.frame, number)
             link = f'<a href="#" data-b="{block}" style="color:var(--accent)">{block}</a>' if block else "null"
             places.append(f"block {link}" + (f" ({words})" if words else ""))
-        return f", stored in {' and '.join(places)}, slot {slot}"
+            slots.append(slot)
+        return f", stored in {' and '.join(places)}, {_slot_words(slots)}"
 
     @property
     def text(self) -> str:
@@ -268,7 +269,7 @@ class Output(View):
         if frame is not None and frame.selection is not None and frame.selection.kind == "block":
             block = frame.selection.id
             if 0 <= block < frame.snapshot.num_blocks:
-                return f"Block {block}: {frame.snapshot.filled[block]} of {frame.snapshot.block_size} slots written."
+                return f"Block {block}: {frame.snapshot.filled[block]} of {frame.snapshot.slots[block]} slots written."
         completion = self._completion()
         if completion is None:
             return "Nothing has been written yet."
@@ -290,10 +291,20 @@ class Output(View):
             step, blocks, slot = self._step_of(completion, i), "–", "–"
             position = len(self._output.prompt_token_ids) + i
             if sequence is not None and position < sequence.num_computed_tokens:
-                logical, slot = divmod(position, self.frame.snapshot.block_size)
-                blocks = " ".join(str(t[logical] or "null") for t in sequence.block_tables)
-            rows.append([str(i), self._decode(token), p, "–" if step is None else str(step), blocks, str(slot)])
+                places = [
+                    (table, *divmod(position, self.frame.snapshot.block_size_of(group)))
+                    for group, table in enumerate(sequence.block_tables)
+                ]
+                blocks = " ".join(str(table[logical] or "null") for table, logical, _ in places)
+                slot = " ".join(map(str, dict.fromkeys(slot for *_, slot in places)))
+            rows.append([str(i), self._decode(token), p, "–" if step is None else str(step), blocks, slot])
         return headers, capped(rows)
+
+
+def _slot_words(slots: list[int]) -> str:
+    """Where blocks hold different numbers of tokens, a slot in each."""
+    some = dict.fromkeys(slots)
+    return f"slot {slots[0]}" if len(some) == 1 else f"slots {' and '.join(map(str, slots))}"
 
 
 def _bold(yes: bool) -> str:

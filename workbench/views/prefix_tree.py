@@ -17,7 +17,7 @@ from bokeh.layouts import column
 from bokeh.models import Div, FixedTicker, Range1d
 from kvscope.engine.events import Event, EventKind
 from kvscope.engine.outputs import RequestOutput
-from kvscope.engine.snapshot import ALONE, NOT_CACHED, BlockState
+from kvscope.engine.snapshot import ALONE, NOT_CACHED, ROOT, BlockState
 
 from ..markup import ITEM, chip, esc, one_stop, plural
 from ..sentences import Context, sentence
@@ -150,7 +150,7 @@ class PrefixTree(View):
 
     def _size(self, rows: int, columns: int) -> None:
         columns = -(-(columns + 2) // 4) * 4  # room for the words behind the last chip
-        fig, size = self.figure, self.frame.snapshot.block_size
+        fig, size = self.figure, self._tokens_a_block()
         height = self.theme.px(_HEAD + _ROW_HEIGHT * rows)
         if (fig.height, fig.y_range.start) != (height, rows):
             fig.height, fig.y_range.start = height, rows
@@ -161,6 +161,12 @@ class PrefixTree(View):
             fig.xaxis.major_label_overrides = {t: f"{t * size:,}" if t else "token 0" for t in ticks}
             self._ticker.ticks = ticks
         self._chips.show_ids(columns <= 40, 12 if columns <= 24 else 11)
+
+    def _tokens_a_block(self) -> int:
+        """Of those that stand in chains, which belong to groups without a window."""
+        snapshot = self.frame.snapshot
+        chained = np.flatnonzero(snapshot.parent >= ROOT)
+        return int(snapshot.slots[chained[0]]) if len(chained) else snapshot.block_size
 
     def _draw_words(self, frame: Frame, forest: Forest) -> None:
         snapshot = frame.snapshot
@@ -271,7 +277,7 @@ class PrefixTree(View):
             for i, block in enumerate(branch.blocks):
                 idle = snapshot.step - int(snapshot.last_used_step[block]) if block in place else 0
                 rows.append([
-                    str(block), f"{(branch.column + i) * snapshot.block_size:,}", str(snapshot.ref_count[block]),
+                    str(block), f"{(branch.column + i) * int(snapshot.slots[block]):,}", str(snapshot.ref_count[block]),
                     str(snapshot.num_hits[block]), plural(idle, "step") if block in place else "–",
                     f"{place[block]}." if block in place else "–", str(snapshot.computed_for[block]), opening,
                 ])  # fmt: skip
