@@ -10,6 +10,7 @@ The views draw as they always do, and a film looks at the changes of their docum
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,8 +31,9 @@ class Cell(NamedTuple):
 
 @dataclass
 class Strip:
-    """`at[i]` is the moment from which `versions[i]` holds: [value], or [drop, keep, [row, value, …], tail], which makes a column
-    of the one before: leave its first rows out, keep so many, change single ones, add the tail."""
+    """`at[i]` is the moment from which `versions[i]` holds: [value], or an edit of the one before. Of a column [drop, keep,
+    [row, value, …], tail]: leave its first rows out, keep so many, change single ones, add the tail. Of a text [before, after,
+    middle]: keep so many characters at its begin and end, and put the middle between them."""
 
     at: list[int] = field(default_factory=list)
     versions: list[list[Any]] = field(default_factory=list)
@@ -57,7 +59,9 @@ Strips = dict[tuple[str, ...], Strip]  # by what is chosen on each axis
 
 
 def edit(old: Any, new: Any) -> list[Any] | None:
-    """[drop, keep, [row, value, …], tail]; None where that is no shorter, or for what is no column."""
+    """How `new` is made of `old`, as `Strip` says; None where that is no shorter, or for what is neither column nor text."""
+    if isinstance(old, str) and isinstance(new, str):
+        return _edit_text(old, new)
     if not isinstance(old, list) or not isinstance(new, list):
         return None
     fell_out = old and new and old[0] != new[0] and new[0] in old
@@ -67,6 +71,16 @@ def edit(old: Any, new: Any) -> list[Any] | None:
     if 2 * (2 * len(changed) + len(new) - keep) > len(new):
         return None
     return [drop, keep, [part for row in changed for part in (row, new[row])], new[keep:]]
+
+
+def _edit_text(old: str, new: str) -> list[Any] | None:
+    if not old or not new or max(max(old), max(new)) > "\uffff":  # beyond, a browser counts two for one character
+        return None
+    most = min(len(old), len(new))
+    before = bisect_left(range(1, most + 1), True, key=lambda n: old[:n] != new[:n])
+    after = bisect_left(range(1, most - before + 1), True, key=lambda n: old[-n:] != new[-n:])
+    middle = new[before : len(new) - after]
+    return None if 2 * len(middle) > len(new) else [before, after, middle]
 
 
 class Film:

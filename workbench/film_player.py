@@ -3,7 +3,7 @@
 The film's cells become properties of Bokeh models again. To show a moment the player looks up which version of each cell holds
 there and gives the document those that differ from what it shows, as one patch; so a step back costs what a step on costs. It
 obeys the messages of the page's own script (see `bus`): buttons, keys, tabs and the track are those of the live page. What is
-selected is lit in the pool and in the lists, over what the film holds.
+selected is lit in all views, over what the film holds, and the inspector says of it what `film_selection` kept.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ async function play(run) {
     while (from > near && versions[from].length > 1) from--;
     let now = from === near ? cell.value : versions[from][0];
     for (let i = from + 1; i <= version; i++) {
+      if (versions[i].length === 3) {
+        const [before, after, middle] = versions[i];
+        now = now.slice(0, before) + middle + now.slice(now.length - after);
+        continue;
+      }
       const [drop, keep, changed, tail] = versions[i];
       now = now.slice(drop, drop + keep).concat(tail);
       for (let j = 0; j < changed.length; j += 2) now[changed[j]] = changed[j + 1];
@@ -81,43 +86,85 @@ async function play(run) {
 
   // -- the selection ---------------------------------------------------------------------------------------------------
 
-  let chosen = null;
+  let chosen = null, sample = 0;
   const sheet = shown.get_model_by_id(run.sheet), plain = sheet.css, filmed = new Map();
-  for (const cell of cells) filmed.set(`${cell.model} ${cell.column}`, cell);
-  const reads = (id) => { const [starts, versions] = run.reads[id] ?? [[0], [[[]]]]; return value({}, versions, versionAt(starts)); };
+  for (const cell of cells) filmed.set(`${cell.model} ${cell.column ?? cell.attr}`, cell);
+  const strip = ([starts, versions]) => value({}, versions, versionAt(starts));
+  const reads = (id) => run.reads[id] ? strip(run.reads[id]) : [];
   const living = () => Object.keys(run.reads).map(Number).filter((id) => reads(id).length);
-  const pools = run.pools.map(({columns, chosen: ring, dimmed}) => ({
-    columns, ring: shown.get_model_by_id(ring),
-    dimmed: dimmed.map(([id, column, by]) => {
-      const source = shown.get_model_by_id(id);
-      return {column, by, source, codes: Array.from(source.data[column]), cell: filmed.get(`${id} ${column}`), seen: undefined};
-    }),
+  const sources = new Map(run.whose.map(([id, kind, ring, adds, ...ids]) => {
+    const source = shown.get_model_by_id(id);
+    const dimmed = Object.entries(adds).map(([column, by]) =>
+      ({column, by, codes: Array.from(source.data[column]), cell: filmed.get(`${id} ${column}`), seen: undefined}));
+    return [id, {source, kind, ring: shown.get_model_by_id(ring), dimmed, ids}];
   }));
+  const texts = [...run.inspectors, run.options].map((id) => {
+    const model = shown.get_model_by_id(id);
+    return {id, model, first: model.text, cell: filmed.get(`${id} text`)};
+  });
   const light = () => {
     const block = chosen?.kind === "block" ? [chosen.id] : [];
     const requests = block.length ? living().filter((id) => reads(id).includes(chosen.id)) : chosen ? [chosen.id] : [];
-    const lit = new Set([...block, ...requests.flatMap(reads)]), ringed = block.length ? block : [...lit];
-    for (const {columns, ring, dimmed} of pools) {
+    const blocks = new Set([...block, ...requests.flatMap(reads)]), lit = {block: blocks, request: new Set(requests)};
+    for (const {source, kind, ring, dimmed, ids} of sources.values()) {
+      const {data} = source, whose = strip(ids), fresh = {};
       for (const part of dimmed) {
-        const {column, by, source, cell} = part, {data} = source;
+        const {column, by, cell} = part;
         if (cell && cell.value !== part.seen) {              // the film has just written it
           part.seen = cell.value;
           part.codes = Array.from(data[column]);
         }
-        const place = (row) => data.x ? Math.floor(data.y[row]) * columns + Math.floor(data.x[row]) : row;
-        const now = part.codes.map((code, row) => chosen && !lit.has(place(row)) && (column !== "alpha" || code) ? code + by : code);
-        if (now.some((code, row) => code !== data[column][row])) source.data = {...data, [column]: now};
+        const dims = (code, row) => chosen && whose[row] >= 0 && !lit[kind].has(whose[row]) && (code || !["alpha", "bar", "hatch"].includes(column));
+        const now = part.codes.map((code, row) => dims(code, row) ? code + by : code);
+        if (now.some((code, row) => code !== data[column][row])) fresh[column] = now;
       }
-      if (ring.data.x.length || ringed.length) ring.data = {x: ringed.map((id) => id % columns), y: ringed.map((id) => Math.floor(id / columns))};
+      if (data.band) fresh.band = whose.map((id) => chosen && lit.request.has(id) ? 1 : 0);
+      if (Object.keys(fresh).length) source.data = {...data, ...fresh};
+      if (ring) {
+        const rows = whose.flatMap((id, row) => chosen && (block.length ? id === chosen.id : blocks.has(id)) ? [row] : []);
+        const at = (column) => rows.map((row) => data[column][row]);
+        if (rows.length || ring.data.x.length)
+          ring.data = {x: at("x"), y: at("y"), ...(ring.data.y1 && {y1: rows.map((row) => data.y[row] + data.height[row])})};
+      }
     }
-    const rows = requests.map((id) => `[data-r="${id}"]`).join() || "[none]";
+    for (const [id, reasons] of Object.entries(run.reasons)) {
+      const [x, y, text] = chosen?.kind === "request" && reasons[chosen.id] ? strip(reasons[chosen.id]) : [];
+      shown.get_model_by_id(id).data = text ? {x: [x], y: [y], text: [text]} : {x: [], y: [], text: []};
+    }
+    for (const {id, model, first, cell} of texts) {
+      const filmedText = cell ? cell.value : first;
+      const text = !chosen ? filmedText : id === run.options ? told(filmedText) : pick("table:output") === "true" ? filmedText : card();
+      if (model.text !== text) model.text = text;
+    }
+    const rows = requests.map((id) => `[data-r="${id}"]`).join() || "[none]", of = chosen && `[data-of~="${chosen.kind[0]}${chosen.id}"]`;
     sheet.css = !chosen ? plain : `${plain}
-      [data-r]:not(${rows}){opacity:.45} .row:is(${rows}){border-color:var(--accent);background:var(--accent-soft)}`;
+      [data-r]:not(${rows}){opacity:.45} .row:is(${rows}){border-color:var(--accent);background:var(--accent-soft)}
+      .e[data-of]:not(${of}){display:none}
+      .log:has(>[data-of]):not(:has(>${of}))::after{content:"No event of ${chosen.kind} ${chosen.id} yet.";padding:8px 4px;color:var(--muted)}`;
+  };
+  const name = () => `${chosen.kind === "block" ? "Block" : "Request"} ${chosen.id}`;
+  const told = (text) => text.replace(/<span class="hint">.*?<\/span>/, run.highlighted.replace("{}", name()));
+  const card = () => {
+    const key = (which) => `${chosen.kind} ${chosen.id} ${which}`, found = run.cards[key(sample)] ?? run.cards[key(0)];
+    if (!found) return `<div class="ph"><h2>${name()}</h2></div><p class="sum">This file says no more about it.</p>`;
+    const begin = chosen.kind === "request" ? found[0][1] ?? 0 : 0;
+    return strip(found) || `<div class="ph"><h2>${name()}</h2></div><p class="sum">It arrives at step ${steps[begin]}.</p>`;
   };
   const choose = (kind, id) => {
     chosen = chosen?.kind === kind && chosen.id === id ? null : {kind, id};
+    sample = 0;
     light();
-    if (chosen) said.textContent = `${kind === "block" ? "Block" : "Request"} ${id} is highlighted in the pool and in the lists; Esc clears it.`;
+  };
+  const tapped = (figure, x, y) => {
+    const {chips, rows} = run.taps[figure], below = (from) => ({ids: strip(sources.get(from).ids), ...sources.get(from).source.data});
+    if (chips && x >= 0) {
+      const {ids, x: left, y: top, height} = below(chips);
+      const found = ids.findIndex((id, row) => id >= 0 && Math.floor(x) === left[row] && y >= top[row] && y < top[row] + height[row]);
+      if (found >= 0) choose("block", ids[found]);
+    } else if (rows) {
+      const {ids, y: top} = below(rows), found = top.indexOf(Math.floor(y));
+      if (found >= 0) choose("request", ids[found]);
+    }
   };
   const beside = (by) => {
     const all = living(), from = chosen?.kind === "request" ? all.indexOf(chosen.id) : -1;
@@ -166,7 +213,8 @@ async function play(run) {
       picks.speed = speed;
       if (picks.playing === "true") { stop(); start(); } else draw();
     },
-    tab: set("tab"), filter: set("filter"), label: set("label"), select: choose,
+    tab: set("tab"), filter: set("filter"), label: set("label"), select: choose, tapped,
+    sample: (index) => { if (!chosen) return refuse(); sample = index; light(); },
     hello: focus, width: () => {}, period: () => {}, resync: () => {},
   };
   const refuse = () => { said.textContent = "That needs a live workbench; this is a recording."; };

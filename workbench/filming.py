@@ -1,14 +1,14 @@
 """A recording filmed: the workbench's own screen, drawn at every moment, for every choice that a file lets its reader make.
 
 What is filmed apart from the step: the player's buttons while it plays and at each speed, the tabs, each panel as a drawing and as
-a table, the log with each filter, the pool with each label, and all of it in both themes. A selection is not: for that the file
-holds which blocks each request reads, and the player lights them. What needs an engine is taken off the page.
+a table, the log with each filter, the pool with each label, and all of it in both themes. A selection is not: for that see
+`film_selection`. What needs an engine is taken off the page.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,30 +16,39 @@ from typing import Any
 import numpy as np
 from bokeh.document import Document
 from bokeh.events import Tap
-from bokeh.models import Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet
-from bokeh.plotting import figure
+from bokeh.models import Column, CustomJS, Div, InlineStyleSheet
 from kvscope.engine.breakpoint import NAMES
-from kvscope.engine.snapshot import RequestState
 
-from .film import Axes, Cell, Film, Strip, Strips, heeded
+from .film import Axes, Cell, Film, Strips, heeded
+from .film_selection import FilmedSelection
 from .layout import Panel, Screen
 from .player import PLAYED
 from .recorder import Recording, Series
 from .selection import TABS, Choices
 from .theme import THEMES, OwnerSlots
 from .tick import Tick
-from .views.block_cells import DIMMED
 from .views.block_map import BlockMap
-from .views.event_log import FILTERS
-from .views.header import KEYS, Status, foot_html
+from .views.block_tables import BlockTables
+from .views.event_log import FILTERS, EventLog
+from .views.eviction_queue import EvictionQueue
+from .views.header import KEYS, Status, foot_html, highlighted_html
+from .views.output import Output
 from .views.player_html import SPEEDS, UNTIL
+from .views.prefix_tree import PrefixTree
+from .views.timeline import Timeline
 
 _NO_YES = ("false", "true")
+_LINES = 80  # of the log: a selection hides those that do not concern it
 _PLAYER: Axes = {"playing": _NO_YES, "speed": tuple("" if speed is None else f"{speed:g}" for speed in SPEEDS)}
 _TABS: Axes = {"tab": TABS, "tables": _NO_YES}
 _KEYS_WITH_PYTHON = frozenset({"R", "S</kbd>, <kbd>Shift</kbd> + <kbd>S", "/", "Ctrl</kbd> <kbd>Enter"})
 _ONLY_WITH_PYTHON = "[data-do=reset],[data-do=room]{display:none!important}"
-_TAPPED = """
+_TAPPED = 'bus.tags = [Date.now() + 0.5, "tapped", hit.id, cb_obj.x, cb_obj.y];'
+_HIT: dict[type, dict[str, str]] = {
+    Timeline: {"rows": "rows"}, BlockTables: {"chips": "chips", "rows": "tails"}, PrefixTree: {"chips": "chips"},
+    EvictionQueue: {"chips": "chips"},
+}  # fmt: skip
+_TAPPED_POOL = """
 const [count, columns] = cursor.tags, x = Math.floor(cb_obj.x), block = Math.floor(cb_obj.y) * columns + x;
 if (x >= 0 && x < columns && block >= 0 && block < count) bus.tags = [Date.now() + 0.5, "select", "block", block];
 """
@@ -50,11 +59,10 @@ def filmed(
 ) -> tuple[dict[str, Any], str]:
     """(what the player in the file gets, the last state as plain HTML). `steps`: those that are kept, ascending."""
     takes = [_Take(theme), _Take(next(name for name in THEMES if name != theme))]
-    reads: dict[int, Strip] = {}
+    selected = FilmedSelection()
     track = SimpleNamespace(series=_between(recording.series, steps[0], steps[-1]))
     for moment, step in enumerate(steps):
         tick = Tick(recording.at(step), None, slots, recording=track)
-        _note_reads(reads, moment, tick.snapshot.requests)
         for take in takes:
             take.draw(
                 moment,
@@ -62,14 +70,18 @@ def filmed(
                 takes[0],
                 Status(at=step, newest=steps[-1], engine="", file=title, closed=True, has_parts=False),
             )
+        selected.take(moment, tick, takes[0].screen.panels)
     kinds = ("event", *UNTIL)
     run = {
         "document": takes[0].film.json,
         "root": takes[0].screen.root.id,
         "bus": takes[0].screen.bus.id,
         "sheet": takes[0].sheet.id,
-        "pools": takes[0].pools(),
-        "reads": {number: [strip.at, strip.versions] for number, strip in reads.items()},
+        "taps": takes[0].taps,
+        "inspectors": [panel.view.root.id for panel in takes[0].screen.panels if isinstance(panel.view, Output)],
+        "options": takes[0].screen.header.tabs.id,
+        "highlighted": highlighted_html("{}"),
+        **selected.json(),
         "steps": steps,
         "events": {kind: _moments(recording.steps_with(*NAMES[kind][1]), steps) for kind in kinds},
         "ends": {kind: NAMES[kind][0] for kind in kinds},
@@ -81,18 +93,6 @@ def filmed(
         ],
     }
     return run, takes[0].screen.saved_copy(tick, "This is a recording: nothing runs here.")
-
-
-def _note_reads(reads: dict[int, Strip], moment: int, requests: Sequence[RequestState]) -> None:
-    """Which blocks each request reads."""
-    now: dict[int, set[int]] = {number: set() for number in reads}
-    for request in requests:
-        now.setdefault(request.id, set()).update(b for t in request.block_tables for b in t.tolist() if b > 0)
-    for number, blocks in now.items():
-        if number not in reads:
-            reads[number] = Strip()
-            reads[number].add(0, [])
-        reads[number].add(moment, sorted(blocks))
 
 
 class _Take:
@@ -116,15 +116,25 @@ class _Take:
             if panel.name == "host":
                 panel.root.css_classes = ["kv-off"]  # this machine, now: no part of what was recorded
         screen.panels = [panel for panel in screen.panels if panel.name != "host"]
+        for panel in screen.panels:
+            if isinstance(panel.view, EventLog):
+                panel.view.names_readers, panel.view.shown = True, _LINES
         for part in screen.root.select({"type": Div}):
             part.stylesheets = [*part.stylesheets, self.sheet]
         screen.header.foot.text = foot_html([(key, text) for key, text in KEYS if key not in _KEYS_WITH_PYTHON])
 
     def _load_film(self, like: Film | None) -> None:
         """At the first moment: which models heed which choices."""
-        for fig, _ in self._maps():
-            cursor = fig.select_one({"name": "cursor"}).data_source
-            fig.js_on_event(Tap, CustomJS(args={"bus": self.screen.bus, "cursor": cursor}, code=_TAPPED))
+        self.taps: dict[str, dict[str, str]] = {}  # by figure the sources that say what was hit
+        for view in (panel.view for panel in self.screen.panels):
+            if isinstance(view, BlockMap):
+                cursor = view.figure.select_one({"name": "cursor"}).data_source
+                view.figure.js_on_event(
+                    Tap, CustomJS(args={"bus": self.screen.bus, "cursor": cursor}, code=_TAPPED_POOL)
+                )
+            elif hits := {kind: view.sources[name].id for kind, name in _HIT.get(type(view), {}).items()}:
+                self.taps[view.figure.id] = hits
+                view.figure.js_on_event(Tap, CustomJS(args={"bus": self.screen.bus, "hit": view.figure}, code=_TAPPED))
         self.film, header = Film(self.document, like), self.screen.header
         self._player = [*self.film.inside(header.buttons.id), *self.film.inside(header.position.id)]
         self._options = self.film.inside(header.tabs.id)
@@ -132,25 +142,6 @@ class _Take:
         apart = {*self._player, *self._options, *itertools.chain.from_iterable(ids for *_, ids in self._panels)}
         messages = {*self.film.inside(self.screen.pulse.id), *self.film.inside(self.screen.bus.id)}  # not what is seen
         self._rest = [model for model in self.film.ids if model not in apart | messages]
-
-    def _maps(self) -> Iterator[tuple[figure, dict[str, ColumnDataSource]]]:
-        """Each picture of the pool, and its sources."""
-        for panel in self.screen.panels:
-            if isinstance(panel.view, BlockMap):
-                yield panel.view.figure, panel.view.sources
-
-    def pools(self) -> list[dict[str, Any]]:
-        """What a selection changes in each picture of the pool, where its blocks are cells."""
-        columns = {"cells": "dim", "hatch": "alpha", "strips": "code"}
-        return [
-            {
-                "columns": fig.select_one({"name": "cursor"}).data_source.tags[1],
-                "chosen": sources["chosen"].id,
-                "dimmed": [[sources[name].id, column, DIMMED[column]] for name, column in columns.items()],
-            }
-            for fig, sources in self._maps()
-            if "cells" in sources
-        ]
 
     def draw(self, moment: int, tick: Tick, first: _Take, status: Status) -> None:
         choices, header = self.choices, self.screen.header

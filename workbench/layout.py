@@ -167,13 +167,17 @@ class Screen:
 
     def _output(self, shown: int = 420) -> Output:
         sheets = [self._sheets["parts"]]
-        return Output(self._theme, texts=self._texts, decode=self._decode, shown=shown, stylesheets=sheets)
+        ask = {"texts": self._texts, "decode": self._decode, "arrives": self._arrival}
+        return Output(self._theme, **ask, shown=shown, stylesheets=sheets)
 
     def _log(self, **options) -> EventLog:
         return EventLog(self._theme, stylesheets=[self._sheets["parts"]], **options)
 
     def _texts(self, request_id: int):
         return self._tick.output(request_id) if self._tick is not None else None
+
+    def _arrival(self, request_id: int) -> int | None:
+        return self._tick.arrival(request_id) if self._tick is not None else None
 
     def _decode(self, token_id: int) -> str:
         return self._tick.decode(token_id) if self._tick is not None else str(token_id)

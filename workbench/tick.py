@@ -10,6 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvscope.engine.events import EventKind
 from kvscope.engine.outputs import RequestOutput
 from kvscope.engine.snapshot import EngineSnapshot
 
@@ -85,6 +86,15 @@ class Tick:
             handle = self._handles.get(request_id)
             self._outputs[request_id] = None if handle is None else handle.partial()
         return self._outputs[request_id]
+
+    def arrival(self, request_id: int) -> int | None:
+        """The step after this one with which a request arrives in what was recorded; None where it does not."""
+        recording, step = self.recording, self.snapshot.step
+        if recording is None or step >= recording.last_step:
+            return None
+        here, end = (recording.moment_at(at) for at in (max(step, recording.first_step), recording.last_step))
+        later = recording.events_between(here + 1, end + 1)
+        return next((e.step for e in later if e.kind is EventKind.SUBMITTED and e.request_id == request_id), None)
 
     def decode(self, token_id: int) -> str:
         return self._engine.decode_token(token_id)

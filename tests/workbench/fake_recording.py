@@ -51,6 +51,12 @@ class FakeRecording:
         found = {e.step for e in self.engine.events.since(0)[0] if e.kind in kinds and e.step >= self.first_step}
         return np.array(sorted(found), np.int32)
 
+    def moment_at(self, step: int) -> int:
+        return step
+
+    def events_between(self, start: int, stop: int) -> list:
+        return [e for e in self.engine.events.since(0)[0] if start <= e.step < stop]
+
     def at(self, step: int) -> FakeMoment:
         if step not in self._snapshots:
             raise ValueError(f"step={step}: recorded are steps {self.first_step} to {self.last_step}")

@@ -143,6 +143,20 @@ def test_step_by_step_backwards_and_a_selection(lived):
     room.choices.selection = None
 
 
+def test_of_a_request_that_is_not_there_yet_the_inspector_says_when_it_arrives(lived):
+    room, _ = lived
+    room.player.goto(5)
+    for number, said in ((16, r'Request 16 arrives at <a href="#" data-step="(\d+)"'), (99, "Request 99 is not known")):
+        room.choices.selection = Selection("request", number)
+        room.tick()
+        found = re.search(said, room.screen.view("output").root.text)
+        assert found, said
+        if number == 16:
+            events = room.engine.events.since(0)[0]
+            assert int(found[1]) == next(e.step for e in events if e.kind == "submitted" and e.request_id == 16)
+    room.choices.selection = None
+
+
 def test_the_page_says_where_one_looks(lived):
     room, _ = lived
     header = room.screen.header

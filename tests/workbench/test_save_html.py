@@ -13,7 +13,7 @@ from bokeh.document import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvscope.engine.breakpoint import NAMES
-from kvscope.workbench import Workbench, save_html
+from kvscope.workbench import Workbench, filming, save_html
 from kvscope.workbench.film import Strip
 from kvscope.workbench.filming import _between
 from kvscope.workbench.layout import Screen
@@ -50,22 +50,29 @@ def held(at, versions, moment):
     version = max(i for i, start in enumerate(at) if start <= moment)
     whole = max(i for i in range(version + 1) if len(versions[i]) == 1)
     value = versions[whole][0]
-    for drop, keep, changed, tail in versions[whole + 1 : version + 1]:
+    for change in versions[whole + 1 : version + 1]:
+        if len(change) == 3:
+            before, after, middle = change
+            value = value[:before] + middle + value[len(value) - after :]
+            continue
+        drop, keep, changed, tail = change
         value = value[drop : drop + keep] + tail
         for row, new in zip(changed[::2], changed[1::2], strict=True):
             value[row] = new
     return value
 
 
-columns = st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=50)
+columns = st.lists(
+    st.one_of(st.lists(st.integers(0, 3), max_size=8), st.text("ab\U0001f600", max_size=12)), min_size=1, max_size=50
+)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(columns, st.data())
 def test_a_strip_gives_back_every_version(values, data):
     strip, moment, expected = Strip(), 0, {}
     for value in values:
-        strip.add(moment, list(value))
+        strip.add(moment, value)
         expected[moment] = value
         moment += data.draw(st.integers(1, 3))
     for at, value in expected.items():
@@ -78,6 +85,15 @@ def test_a_column_that_grows_or_rolls_over_is_kept_as_what_is_new():
     strip.add(1, list(range(2, 602)))
     strip.add(2, [*range(2, 300), -1, *range(301, 602)])
     assert strip.versions[1:] == [[2, 598, [], [600, 601]], [0, 600, [298, -1], []]]
+
+
+def test_a_text_is_kept_as_what_is_new():
+    strip = Strip()
+    for moment, text in enumerate(
+        ("idle for 9 steps", "idle for 10 steps", "idle for 10 steps, and more", "\U0001f600", "\U0001f601")
+    ):
+        strip.add(moment, text)
+    assert strip.versions[1:] == [[9, 6, "10"], [17, 0, ", and more"], ["\U0001f600"], ["\U0001f601"]]
 
 
 @pytest.mark.parametrize(("theme", "tables"), [("light", False), ("dark", True)])
@@ -98,6 +114,9 @@ def test_the_film_is_what_a_screen_shows_that_goes_there_at_once(demo, page, the
 
     screen = Screen(Choices(dark=theme == "dark", all_tables=tables), lambda *message: None)
     screen.panels = [panel for panel in screen.panels if panel.name != "host"]
+    for panel in screen.panels:
+        if panel.name == "event_log":
+            panel.view.names_readers, panel.view.shown = True, filming._LINES
     document = Document()
     document.add_root(screen.root)
     status = Status(at=run["steps"][moment], newest=LAST, engine="", file=_title(demo), closed=True, has_parts=False)

@@ -9,7 +9,8 @@ from kvscope.engine.events import EventKind
 from kvscope.workbench.theme import DARK
 from kvscope.workbench.views.base import Selection
 from kvscope.workbench.views.phases import Phases
-from kvscope.workbench.views.timeline import Timeline, lane_places
+from kvscope.workbench.views.timeline import Timeline
+from kvscope.workbench.views.timeline_shapes import lane_places
 
 
 def followed(steps, every=1):

@@ -9,9 +9,9 @@ alt text, `table()` its text twin. Views stand alone: without callbacks a tap si
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.core.property.vectorization import value
@@ -129,6 +129,13 @@ class Frame:
         lit[self._blocks_of(self.selected_requests)] = True
         return lit
 
+    def choosing(self, selection: Selection | None) -> Frame:
+        """This frame with another selection; what does not depend on it is not computed again."""
+        frame = replace(self, selection=selection)
+        kept = ("labels", "owner_slots", "request_ids", "_readers", "reader_codes")
+        frame.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
+        return frame
+
     def _blocks_of(self, request_ids: frozenset[int]) -> np.ndarray:
         tables = [t for r in self.snapshot.requests if r.id in request_ids for t in r.block_tables]
         blocks = np.unique(np.concatenate(tables)) if tables else np.zeros(0, np.int64)
@@ -139,6 +146,15 @@ def label_of(request: RequestState) -> str:
     """3 for a request, 3a to 3d for its samples once the prompt is done and it has split."""
     forked = request.num_samples > 1 and request.num_output_tokens > 0
     return sequence_label(request.id, request.child, forked=forked)
+
+
+class Whose(NamedTuple):
+    """Whose the rows of a source are: a page without Python dims them with it. `adds` says what dimming adds to the codes of
+    a column; of "bar", "alpha" and "hatch" a code of 0 stays."""
+
+    kind: str  # "request" | "block"
+    ids: list[int]  # of each row; −1 nobody's
+    adds: dict[str, int]
 
 
 class View:
@@ -183,6 +199,10 @@ class View:
         """Forget what was kept of earlier frames, because time went back or another recording is shown: the next frame
         brings every event from the start on, and draws what a page would show that had followed step by step. Sources may
         keep their rows until then. A view that draws a frame from its snapshot alone keeps nothing."""
+
+    def whose(self) -> dict[str, Whose]:
+        """By name, the sources that a selection dims row by row, as they were drawn last."""
+        return {}
 
     def summary(self) -> str:
         """The sentence over the panel; also its alt text."""

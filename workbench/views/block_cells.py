@@ -16,7 +16,7 @@ from kvscope.engine.snapshot import BlockState
 
 from ..theme import OWNER_HUES, Theme
 from . import glyph
-from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_if_changed
+from .base import Frame, Rows, Whose, at, by_code, empty_source, font, relook, replace_if_changed
 
 GAP = 0.085  # between cells, in cells
 _IDLE_STEPS, _IDLE_LEVELS = 60, 6  # a hatch pales over 60 idle steps, in 6 levels
@@ -195,6 +195,16 @@ class CellGrid:
         self._readers_drawn = self._few_drawn = None
         self.rows.forget()
         self.hatch_rows.forget()
+
+    def whose(self) -> dict[str, Whose]:
+        blocks = list(range(self.num_blocks))
+        x, y = (np.asarray(self.strips.data[name], np.int64) for name in ("x", "y"))
+        adds = {
+            "cells": {"dim": DIMMED["dim"], "bar": 1} if self.labelled else {"dim": DIMMED["dim"]},
+            "hatch": {"alpha": DIMMED["alpha"]},
+        }
+        ids = {name: Whose("block", blocks, codes) for name, codes in adds.items()}
+        return ids | {"strips": Whose("block", (y * self.columns + x).tolist(), {"code": DIMMED["code"]})}
 
     # -- one frame --------------------------------------------------------------------------------------------------
 

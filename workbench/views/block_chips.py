@@ -16,7 +16,7 @@ from kvscope.engine.snapshot import BlockState
 
 from ..theme import OWNER_HUES, Theme
 from . import glyph
-from .base import Frame, Rows, at, by_code, empty_source, font, relook, replace_if_changed
+from .base import Frame, Rows, Whose, at, by_code, empty_source, font, relook, replace_if_changed
 from .block_cells import dim_levels
 
 SIDE = 0.94  # of a chip in its column
@@ -62,6 +62,8 @@ class ChipGrid:
         self.chosen = empty_source("x", "y", "y1")
         self._rows = Rows(self.chips)
         self._same: tuple | None = None
+        self._placed = (np.zeros(0, np.int64),) * 3  # of each chip its row in the source, its column and its block
+        self._striped: list[int] = []  # block of each row of `strips`
         self._make_room(_SLOTS)
         self._rows.flush()
         self._draw()
@@ -69,6 +71,15 @@ class ChipGrid:
     @property
     def sources(self) -> dict[str, ColumnDataSource]:
         return {"chips": self.chips, "strips": self.strips, "chosen": self.chosen}
+
+    def whose(self) -> dict[str, Whose]:
+        slots, _, block = self._placed
+        ids = np.full(self._size, -1, np.int64)
+        ids[slots] = block
+        return {
+            "chips": Whose("block", ids.tolist(), {"dim": 1, "bar": 1, "hatch": len(_HATCH_ALPHAS)}),
+            "strips": Whose("block", self._striped, {"dim": 1}),
+        }
 
     def _make_room(self, slots: int) -> None:
         nan = float("nan")
@@ -91,7 +102,7 @@ class ChipGrid:
         box = {**chip, "source": self.chips}
         fig.quad(**box, fill_color=self._face, fill_alpha=alpha, line_color=None, border_radius=4)
         if self._hatched:
-            self._pale = by_code("hatch", _HATCH_ALPHAS)
+            self._pale = by_code("hatch", _hatch_levels(theme))
             self._hatch = [
                 fig.segment(
                     at("x", x0), at("y", self._inside(y0)), at("x", x1), at("y", self._inside(y1)), source=self.chips, line_alpha=self._pale,
@@ -146,8 +157,10 @@ class ChipGrid:
         for dots in self._dots:
             dots.glyph.line_color = theme.waste
         self._ring.glyph.line_color = theme.accent
-        for lines in self._hatch if self._hatched else ():
-            lines.glyph.line_color = theme.hatch
+        if self._hatched:
+            relook(self._pale, _hatch_levels(theme))
+            for lines in self._hatch:
+                lines.glyph.line_color = theme.hatch
         self._rows.forget()
         self._same = None
 
@@ -200,7 +213,8 @@ class ChipGrid:
             "label": (self._labels_of(frame, block, tall), -1, self._encode_labels),
         }
         if self._hatched:
-            columns["hatch"] = (hatch_codes(frame)[block], 0, None)
+            codes = hatch_codes(frame)[block]
+            columns["hatch"] = (codes + len(_HATCH_ALPHAS) * dim * (codes > 0), 0, None)
         for name, (values, unused, encode) in columns.items():
             spread = np.full(self._size, unused, np.int64)
             spread[slots] = values
@@ -238,6 +252,7 @@ class ChipGrid:
 
     def _draw_strips(self, frame: Frame, row, column, block, dim) -> None:
         x0, x1, y, hue, dims = [], [], [], [], []
+        self._striped = []
         for i in np.flatnonzero(frame.snapshot.ref_count[block] > 1).tolist():
             slots = frame.owner_slots[frame.readers(block[i])] % len(OWNER_HUES)
             hues = list(dict.fromkeys(slots.tolist()))[:8]
@@ -246,11 +261,17 @@ class ChipGrid:
             x1.extend(column[i] + 0.06 + (k + 1) * width for k in range(len(hues)))
             y.extend([row[i]] * len(hues))
             hue.extend(hues)
+            self._striped.extend([int(block[i])] * len(hues))
             dims.extend([dim[i]] * len(hues))
         replace_if_changed(self.strips, {
             "x0": np.array(x0, np.float32), "x1": np.array(x1, np.float32), "y": np.array(y, np.uint8),
             "hue": np.array(hue, np.uint8), "dim": np.array(dims, np.uint8),
         })  # fmt: skip
+
+
+def _hatch_levels(theme: Theme) -> list[float]:
+    """Strength of a hatch by its code, and once more dimmed by a selection."""
+    return [*_HATCH_ALPHAS, *(alpha * theme.dim_alpha for alpha in _HATCH_ALPHAS)]
 
 
 def hatch_codes(frame: Frame) -> np.ndarray:

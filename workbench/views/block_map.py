@@ -15,7 +15,7 @@ from bokeh.plotting import figure
 
 from ..theme import FONT, LIGHT, OWNER_HUES, Theme
 from . import glyph, legend
-from .base import ENDED, Frame, View, capped, empty_source, font, plain_figure
+from .base import ENDED, Frame, View, Whose, capped, empty_source, font, plain_figure
 from .block_cells import CellGrid, square
 from .block_image import COLUMNS as IMAGE_COLUMNS
 from .block_image import STATE_WORDS, ImageGrid
@@ -203,6 +203,9 @@ class BlockMap(View):
 
     def _legend_counts(self) -> dict[str, str]:
         return {f"--{name}": f"'{count:,}'" for name, count in self._counts.items()}
+
+    def whose(self) -> dict[str, Whose]:
+        return self.host.whose() | (self._grid.whose() if isinstance(self._grid, CellGrid) else {})
 
     def summary(self) -> str:
         if self.frame is None:

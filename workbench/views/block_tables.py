@@ -22,6 +22,7 @@ from .base import (
     Frame,
     Rows,
     View,
+    Whose,
     at,
     by_code,
     capped,
@@ -52,6 +53,8 @@ class BlockTables(View):
         self.tails = empty_source("x", "y", "label", "hue", "bar", "dim", "text")
         self.forks = empty_source("xs", "ys", "dim")
         self.parents = empty_source("y", "label", "hue", "bar", "dim")
+        self._forked: list[int] = []  # request of each row of `forks`
+        self._parents: list[int] = []
         self._tail_rows = Rows(self.tails)
         self._build()
 
@@ -206,12 +209,15 @@ class BlockTables(View):
         forks: dict[str, list] = {"xs": [], "ys": [], "dim": []}
         parents: dict[str, list] = {"y": [], "label": [], "hue": [], "bar": [], "dim": []}
         rows_of: dict[tuple[int, int], list[int]] = {}
+        self._forked, self._parents = [], []
         for row, (request, group) in enumerate(zip(requests, self._groups, strict=True)):
             rows_of.setdefault((request.id, group), []).append(row)
         for (request_id, _), rows in rows_of.items():
             if len(rows) < 2:
                 continue
             first = rows[0]
+            self._parents.append(request_id)
+            self._forked += [request_id] * len(rows)
             for name, cell in (("y", first), ("label", str(request_id))):
                 parents[name].append(cell)
             for name in ("hue", "bar", "dim"):
@@ -225,6 +231,12 @@ class BlockTables(View):
                 forks["dim"].append(fixed["dim"][first])
         replace_if_changed(self.forks, forks)
         replace_if_changed(self.parents, parents)
+
+    def whose(self) -> dict[str, Whose]:
+        rows = [] if self.frame is None else [self.frame.snapshot.requests[i].id for i in self._order]
+        ids = {"tails": rows, "forks": self._forked, "parents": self._parents}
+        gutter = {name: Whose("request", of, {"dim": 1, "bar": 1}) for name, of in ids.items()}
+        return self._chips.whose() | gutter
 
     # -- taps, summary, twin --------------------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ class EventLog(View):
             margin=0,
             disable_math=True,
         )
-        self._shown, self._with_filters = shown, with_filters
+        self.shown, self._with_filters = shown, with_filters
+        self.names_readers = False  # whether each line says in data-of whom it concerns, for a page without Python
         self.filter = "all"
         self.reset()
 
@@ -85,7 +86,7 @@ class EventLog(View):
 
     def _draw(self) -> None:
         newest = self.frame.snapshot.step
-        body = "".join(_line(line, newest) for line in self._chosen(self._shown))
+        body = "".join(_line(line, newest, self.names_readers) for line in self._chosen(self.shown))
         text = (self._filters() if self._with_filters else "") + (
             one_stop("log", self.title, body) if body else _nothing(self.frame.selection, self.filter)
         )
@@ -118,7 +119,7 @@ class EventLog(View):
     def summary(self) -> str:
         were = "was" if self.num_lost == 1 else "were"
         lost = f" {plural(self.num_lost, 'older event')} {were} dropped before this view read." if self.num_lost else ""
-        return f"Newest first.{lost}"
+        return f"Newest first. A click on a line goes to its step.{lost}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         rows = [[f"{s.step:,}", s.kind.replace("_", " "), f"{s.headline} {s.consequence}"] for s in self._chosen(200)]
@@ -132,16 +133,25 @@ def _nothing(selection: Selection | None, kind: str) -> str:
 
 
 def _concerns(line: Story, selection: Selection | None) -> bool:
-    if selection is None:
-        return True
-    if selection.kind == "request":
-        return any(selection.id in (e.request_id, e.numbers.get("needed_by")) for e in line.events)
-    return any(selection.id in (e.block_id, e.numbers.get("source")) for e in line.events)
+    return selection is None or f"{selection.kind[0]}{selection.id}" in concerned(line)
 
 
-def _line(line: Story, newest: int) -> str:
+def concerned(line: Story) -> set[str]:
+    """r6 and b95 for request 6 and block 95."""
+    return {
+        f"{kind}{int(number)}"
+        for e in line.events
+        for kind, number in (
+            ("r", e.request_id), ("r", e.numbers.get("needed_by", -1)), ("b", e.block_id), ("b", e.numbers.get("source", -1))
+        )
+        if number >= 0
+    }  # fmt: skip
+
+
+def _line(line: Story, newest: int, names_readers: bool) -> str:
+    of = f' data-of="{" ".join(sorted(concerned(line)))}"' if names_readers else ""
     return (
-        f'<div class="e{" on" if line.step == newest else ""}" data-step="{line.step}" data-e="{line.events[0].index}" {ITEM} '
+        f'<div class="e{" on" if line.step == newest else ""}" data-step="{line.step}" data-e="{line.events[0].index}"{of} {ITEM} '
         f'role="button"><time>{line.step:,}</time><span class="ic">'
         f"{ICONS[ICON_OF.get(line.kind, 'quiet')]}</span><span>{esc(line.headline)} <em>{esc(line.consequence)}</em>"
         "</span></div>"

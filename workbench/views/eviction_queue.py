@@ -8,7 +8,7 @@ from bokeh.models import Range1d
 
 from ..markup import plural
 from ..theme import LIGHT, Theme
-from .base import Frame, View, capped, empty_source, font, plain_figure, replace_if_changed
+from .base import Frame, View, Whose, capped, empty_source, font, plain_figure, replace_if_changed
 from .block_chips import ChipGrid
 from .html import Pace
 
@@ -82,6 +82,9 @@ class EvictionQueue(View):
     @property
     def empty(self) -> bool:
         return self.frame is None or not len(self.frame.snapshot.eviction_order)
+
+    def whose(self) -> dict[str, Whose]:
+        return self._chips.whose()
 
     def summary(self) -> str:
         if self.empty:

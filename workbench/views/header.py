@@ -236,10 +236,7 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
     if chosen is None:
         said = f'<span class="hint">{hint}</span>'
     else:
-        said = (
-            '<span class="hint keep"><button type="button" class="quiet" data-do="clear" style="color:var(--accent)" '
-            f'title="Esc">{chosen.kind.title()} {chosen.id} is highlighted in every view. Clear</button></span>'
-        )
+        said = highlighted_html(f"{chosen.kind.title()} {chosen.id}")
     options = "".join(
         f'<button type="button" class="quiet" data-do="{name}" aria-pressed="{str(on).lower()}" title="{key}">{text}'
         "</button>"
@@ -251,6 +248,14 @@ def options_html(choices: Choices, hint: str, *, before: str = "") -> str:
         )
     )
     return f'<div class="tabs">{before}{said}<span class="spacer"></span><span class="opts">{options}</span></div>'
+
+
+def highlighted_html(what: str) -> str:
+    """What is selected, and the button that drops it."""
+    return (
+        '<span class="hint keep"><button type="button" class="quiet" data-do="clear" style="color:var(--accent)" '
+        f'title="Esc">{what} is highlighted in every view. Clear</button></span>'
+    )
 
 
 KEYS = (

@@ -12,7 +12,7 @@ from bokeh.models import Div, Range1d
 
 from ..markup import plural
 from ..theme import FONT, OWNER_HUES, Theme
-from .base import Frame, at, by_code, empty_source, plain_figure, relook, replace_if_changed
+from .base import Frame, Whose, at, by_code, empty_source, plain_figure, relook, replace_if_changed
 from .block_cells import dim_levels
 
 _COLUMNS, _MOST = 48, 192  # squares a row, and in all
@@ -44,6 +44,7 @@ class HostStrip:
         ]  # fmt: skip
         self.root = column(self.words, fig, sizing_mode="stretch_width", margin=(6, 0, 0, 0), spacing=0, visible=False)
         self.waiting: dict[int, int] = {}  # request id -> host blocks
+        self._owners: list[int] = []  # request of each square in use
         self.paint(theme)
 
     def paint(self, theme: Theme) -> None:
@@ -56,6 +57,9 @@ class HostStrip:
         self.words.stylesheets = [
             f":host{{font:{theme.font(13.5)}/1.4 {FONT};color:{theme.muted}}} b{{color:{theme.ink}}}"
         ]
+
+    def whose(self) -> dict[str, Whose]:
+        return {"host": Whose("request", self._owners, {"dim": 1})}
 
     def update(self, frame: Frame) -> None:
         number = frame.snapshot.num_host_blocks
@@ -76,6 +80,7 @@ class HostStrip:
         squares = np.maximum.reduceat(owner, np.arange(0, number, each))
         y, x = np.divmod(np.arange(len(squares)), _COLUMNS)
         full = squares >= 0
+        self._owners = frame.request_ids[squares[full]].tolist()
         slots, chosen = frame.owner_slots, frame.selected_requests
         dim = np.array(
             [int(frame.selection is not None and i not in chosen) for i in frame.request_ids.tolist()], np.int64

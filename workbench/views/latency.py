@@ -18,7 +18,7 @@ from kvscope.engine.latency import time_per_output_token
 
 from ..markup import duration
 from ..theme import LIGHT, Theme
-from .base import Frame, View, capped
+from .base import Frame, View, Whose, capped
 from .dot_strip import Dot, DotStrip
 from .html import Pace
 
@@ -124,6 +124,10 @@ class Latency(View):
         self.theme = theme
         for strip in self.strips.values():
             strip.paint(theme)
+
+    def whose(self) -> dict[str, Whose]:
+        dots = {f"{name}_dots": strip.dots.data["label"] for name, strip in self.strips.items()}
+        return {name: Whose("request", list(map(int, labels)), {"dim": 1, "bar": 1}) for name, labels in dots.items()}
 
     def summary(self) -> str:
         if self.empty:

@@ -42,13 +42,14 @@ class Output(View):
         *,
         texts: Callable[[int], RequestOutput | None] = lambda request_id: None,
         decode: Callable[[int], str] = str,
+        arrives: Callable[[int], int | None] = lambda request_id: None,
         shown: int = 420,
         stylesheets: Sequence = (),
         **callbacks,
     ):
         super().__init__(theme, **callbacks)
         self.root = Div(stylesheets=list(stylesheets), sizing_mode="stretch_width", margin=0, disable_math=True)
-        self._texts, self._decode = texts, decode
+        self._texts, self._decode, self._arrives = texts, decode, arrives
         self._shown = shown  # characters of the text that stay on screen
         self.sample = 0
         self.token: tuple[int, int, int] | None = None  # (request id, sample, index) that was clicked
@@ -77,13 +78,19 @@ class Output(View):
         if frame.running and asked == self._drawn and frame.now - self._drawn_at < _EVERY:
             return
         self._drawn, self._drawn_at = asked, frame.now
+        html = self.card(frame)
+        if self.root.text != html:
+            self.root.text = html
+
+    def card(self, frame: Frame) -> str:
+        """All of the panel, for what is selected in `frame`, whose events it has been given."""
+        self.frame = frame
         request_id = self._request(frame)
         self._output = self._texts(request_id) if request_id else None
         headers, rows = self.table() if self.as_table else ([], [])
         body = f'<div class="scroll">{table(headers, rows)}</div>' if self.as_table else self._body(frame, request_id)
         head = panel_head(self._title(frame), self.summary(), view="output", as_table=self.as_table)
-        if self.root.text != head + body:
-            self.root.text = head + body
+        return head + body
 
     def _request(self, frame: Frame) -> int:
         if frame.selection is not None:
@@ -107,7 +114,14 @@ class Output(View):
             return '<p class="sum">Text appears here while the model writes it.</p>'
         group = next((g for g in live_requests(frame) if g[0].id == request_id), [])
         if self._output is None and not group:
-            return f'<p class="sum">Request {request_id} is not known at this step.</p>'
+            step = self._arrives(request_id)
+            there = (
+                f'<a href="#" data-step="{step}" style="color:var(--accent)">step {step:,}</a>'
+                if step is not None
+                else ""
+            )
+            said = f"arrives at {there}" if there else "is not known at this step"
+            return f'<p class="sum">Request {request_id} {said}.</p>'
         html = ""
         if frame.selection is not None:
             html += self._facts(frame, group)

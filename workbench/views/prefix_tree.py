@@ -23,7 +23,7 @@ from ..markup import ITEM, chip, esc, one_stop, plural
 from ..sentences import Context, sentence
 from ..theme import LIGHT, Theme
 from . import glyph
-from .base import Frame, View, capped, empty_source, font, plain_figure, replace_if_changed
+from .base import Frame, View, Whose, capped, empty_source, font, plain_figure, replace_if_changed
 from .block_chips import SIDE, ChipGrid
 from .forest import Forest, lay_out
 from .html import Pace
@@ -250,6 +250,9 @@ class PrefixTree(View):
     @property
     def empty(self) -> bool:
         return not self._forest.branches
+
+    def whose(self) -> dict[str, Whose]:
+        return self._chips.whose()
 
     def summary(self) -> str:
         if self.frame is None or not (self.frame.snapshot.parent != NOT_CACHED).any():

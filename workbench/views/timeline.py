@@ -20,6 +20,7 @@ from . import legend
 from .base import (
     Frame,
     View,
+    Whose,
     at,
     by_code,
     capped,
@@ -31,27 +32,13 @@ from .base import (
     relook,
     replace_if_changed,
 )  # fmt: skip
-from .block_cells import hatch_lines
 from .glyph import ON_OWNER
 from .phases import Phases, Span
+from .timeline_shapes import COLUMNS, Shapes, padded
 
 WINDOW, MAX_ROWS = 110, 24  # steps, requests
 ROW_HEIGHT, HEAD = 23, 26  # px
 _GUTTER = 8  # steps: request chips at the left
-_NAN = float("nan")  # one object, so that equal paths compare equal
-_DOTS = ("waiting", "preempted", "finished")
-
-
-_TOLD = ("dim", "request", "about")
-_COLUMNS = {
-    "lanes": ("x0", "x1", "y0", "y1", "hue", *_TOLD),
-    "prefills": ("x0", "x1", "y0", "y1", "hue", "part", *_TOLD),
-    "lines": ("x0", "x1", "y", "kind", *_TOLD),
-    "dots": ("x", "y", "kind", "dim"),
-    "hatches": ("xs", "ys", "dim"),
-}
-_BLANK = {"x0": _NAN, "x": _NAN, "xs": [], "ys": [], "about": ""}
-_SHAPES = {"decode": "lanes", "prefill": "prefill", "waiting": "line", "preempted": "line", "finished": "square"}
 
 
 class Timeline(View):
@@ -66,7 +53,7 @@ class Timeline(View):
         super().__init__(theme, **callbacks)
         self._drawn: list[int] = []
         self.reset()
-        for name, columns in _COLUMNS.items():
+        for name, columns in COLUMNS.items():
             setattr(self, name, ColumnDataSource(padded([], columns)))
         self.rows = empty_source("y", "label", "hue", "bar", "dim", "band")
         self.now = empty_source("x", "text")
@@ -157,7 +144,8 @@ class Timeline(View):
         chip = {"left": 0.5, "right": _GUTTER - 1.6, "top": at("y", 0.1), "bottom": at("y", 0.88), **fixed}
         self._chips = fig.quad(**chip, fill_color=hue, fill_alpha=alpha, line_alpha=alpha, border_radius=4)
         bar = {"x0": 1.05, "x1": 1.05, "y0": at("y", 0.22), "y1": at("y", 0.76), **fixed}
-        fig.segment(**bar, line_color=ON_OWNER, line_alpha="bar", line_width=2.6)
+        self._bar = by_code("bar", (0.0, 1.0, self.theme.dim_alpha))
+        fig.segment(**bar, line_color=ON_OWNER, line_alpha=self._bar, line_width=2.6)
         self._labels = fig.text(
             (_GUTTER - 1.1) / 2, at("y", 0.5), text="label", text_color=ON_OWNER, text_alpha=alpha, **fixed,
             text_align="center", text_baseline="middle", text_font_style="bold", text_font=font(),
@@ -173,6 +161,7 @@ class Timeline(View):
         self._legend.text = legend.phases(theme)
         self.figure.xgrid.grid_line_color = theme.line
         relook(self._alpha, (1.0, theme.dim_alpha))
+        relook(self._bar, (0.0, 1.0, theme.dim_alpha))
         relook(self._stripes, (0.62, 0.62 * theme.dim_alpha))
         relook(self._waits, self._line_colours(theme, dashed=False))
         relook(self._stops, self._line_colours(theme, dashed=True))
@@ -207,6 +196,7 @@ class Timeline(View):
         self.phases = Phases()
         self._same: tuple | None = None
         self._open: list[tuple[str, int, Span, int | None]] = []
+        self._requests: dict[str, list[int]] = {}  # of each row of a source
 
     def update(self, frame: Frame) -> None:
         self.frame = frame
@@ -214,8 +204,7 @@ class Timeline(View):
         self._draw(frame)
 
     def _draw(self, frame: Frame) -> None:
-        now = frame.snapshot.step
-        start = max(0, now - WINDOW + 4)
+        now, start = frame.snapshot.step, self._start()
         shown = [r for r, spans in sorted(self.phases.spans.items()) if spans[-1].open or spans[-1].last >= start][
             -MAX_ROWS:
         ]
@@ -235,17 +224,20 @@ class Timeline(View):
         self._draw_rows(frame, shown)
         self._draw_spans(frame, shown, start)
 
+    def _start(self) -> int:
+        """The first step in the window."""
+        return max(0, self.frame.snapshot.step - WINDOW + 4)
+
     def _dim(self, frame: Frame, request_id: int) -> int:
         return int(frame.selection is not None and request_id not in frame.selected_requests)
 
     def _draw_rows(self, frame: Frame, shown: list[int]) -> None:
         slots = [frame.slots.slot(r) for r in shown]
         dims = [self._dim(frame, r) for r in shown]
-        strength = (1.0, self.theme.dim_alpha)
         chosen = frame.selected_requests
         replace_if_changed(self.rows, {
             "y": list(range(len(shown))), "label": [str(r) for r in shown], "hue": [s % len(OWNER_HUES) for s in slots],
-            "bar": [(s >= len(OWNER_HUES)) * strength[d] for s, d in zip(slots, dims, strict=True)], "dim": dims,
+            "bar": [(s >= len(OWNER_HUES)) * (1 + d) for s, d in zip(slots, dims, strict=True)], "dim": dims,
             "band": [float(r in chosen) for r in shown],
         })  # fmt: skip
 
@@ -255,8 +247,7 @@ class Timeline(View):
         if same == self._same:
             self._move_ends()
             return
-        self._same, self._open = same, []
-        rows: dict[str, list[dict]] = {name: [] for name in _COLUMNS}
+        self._same, shapes = same, Shapes()
         places = {request_id: y for y, request_id in enumerate(shown)}
         spans = [
             (span, request_id)
@@ -267,39 +258,15 @@ class Timeline(View):
         for span, request_id in sorted(spans, key=lambda pair: pair[0].number):
             told = {"dim": self._dim(frame, request_id), "request": request_id, "about": span.about()}
             hue = frame.slots.slot(request_id) % len(OWNER_HUES)
-            getattr(self, f"_add_{_SHAPES[span.phase]}")(rows, span, places[request_id], hue, told)
-        for name, columns in _COLUMNS.items():
-            patch_changed(getattr(self, name), padded(rows[name], columns))
-        self._say_why(frame, shown, start)
-
-    def _add_lanes(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
-        lanes = sorted((span.lanes or {}).items())
-        for (low, high), (child, last) in zip(lane_places(len(lanes)), lanes, strict=True):
-            if span.open:
-                self._open.append(("lanes", len(rows["lanes"]), span, child))
-            rows["lanes"].append({"x0": span.first - 1, "x1": last, "y0": y + low, "y1": y + high, "hue": hue, **told})
-
-    def _add_prefill(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
-        top, bottom, x0 = y + 0.09, y + 0.87, span.first - 1
-        if span.open:
-            self._open.append(("prefills", len(rows["prefills"]), span, None))
-        part = round(top + (bottom - top) * span.cached, 3)
-        rows["prefills"].append({"x0": x0, "x1": span.last, "y0": top, "y1": bottom, "hue": hue, "part": part, **told})
-        if span.cached:
-            xs, ys = hatch_path(x0, x0 + 1, top, part)
-            rows["hatches"].append({"xs": xs, "ys": ys, "dim": told["dim"]})
-
-    def _add_line(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
-        kind, middle = _DOTS.index(span.phase), y + 0.48
-        if span.open:
-            self._open.append(("lines", len(rows["lines"]), span, None))
-        first = max(span.first, 1)  # a request that arrives before the first step waits in front of it
-        rows["lines"].append({"x0": first - 0.7, "x1": span.last, "y": middle, "kind": kind, **told})
-        rows["dots"].append({"x": first - 0.3, "y": middle, "kind": kind, "dim": told["dim"]})
-
-    def _add_square(self, rows: dict[str, list[dict]], span: Span, y: int, hue: int, told: dict) -> None:
-        dot = {"x": span.last + 1.2, "y": y + 0.48, "kind": _DOTS.index("finished"), "dim": told["dim"]}
-        rows["dots"].append(dot)
+            shapes.add(span, places[request_id], hue, told)
+        self._open, self._requests = shapes.open, {}
+        for name, columns in COLUMNS.items():
+            data = padded(shapes.rows[name], (*columns, "request"))
+            self._requests[name] = data["request"]
+            patch_changed(getattr(self, name), {column: data[column] for column in columns})
+        said = self.reasons().get(frame.selection.id) if frame.selection and frame.selection.kind == "request" else None
+        x, y, text = ([part] for part in said) if said else ([], [], [])
+        replace_if_changed(self.why, {"x": x, "y": y, "text": text})
 
     def _move_ends(self) -> None:
         moved: dict[str, list[tuple[int, int]]] = {}
@@ -310,19 +277,18 @@ class Timeline(View):
         for name, patch in moved.items():
             getattr(self, name).patch({"x1": patch})
 
-    def _say_why(self, frame: Frame, shown: list[int], start: int) -> None:
-        """Why the selected request waits, or what happened to it last, in its row."""
-        text = {"x": [], "y": [], "text": []}
-        chosen = frame.selection.id if frame.selection and frame.selection.kind == "request" else None
-        if chosen in shown:
-            told = [s for s in self.phases.spans[chosen] if s.why and s.phase in ("waiting", "preempted")]
+    def reasons(self) -> dict[int, tuple[float, float, str]]:
+        """By request: why it waits, or what happened to it last, and where in its row that is said when it is selected."""
+        start, reasons = self._start(), {}
+        for y, request_id in enumerate(self._drawn):
+            told = [s for s in self.phases.spans[request_id] if s.why and s.phase in ("waiting", "preempted")]
             if told and (told[-1].open or told[-1].phase == "preempted"):
-                text = {
-                    "x": [max(start, told[-1].first) + 3],
-                    "y": [shown.index(chosen) + 0.48],
-                    "text": [told[-1].why],
-                }
-        replace_if_changed(self.why, text)
+                reasons[request_id] = (max(start, told[-1].first) + 3, y + 0.48, told[-1].why)
+        return reasons
+
+    def whose(self) -> dict[str, Whose]:
+        rows = {"rows": Whose("request", self._drawn, {"dim": 1, "bar": 1})}
+        return rows | {name: Whose("request", ids, {"dim": 1}) for name, ids in self._requests.items()}
 
     # -- taps, summary, twin --------------------------------------------------------------------------------------------
 
@@ -347,27 +313,3 @@ class Timeline(View):
                 steps = f"{span.first}" if span.first == span.last else f"{span.first}–{span.last}"
                 rows.append([str(request_id), steps, span.phase, span.why])
         return ["Request", "Steps", "Phase", "Why"], capped(rows)
-
-
-def padded(rows: list[dict], columns: tuple[str, ...]) -> dict[str, list]:
-    """Columns of `rows`, with rows that are not drawn up to a multiple of 16, so that one more row is only a patch."""
-    blank = {name: _BLANK.get(name, 0) for name in columns}
-    rows = rows + [blank] * (-len(rows) % 16 or 16 * (not rows))
-    return {name: [row[name] for row in rows] for name in columns}
-
-
-def lane_places(count: int) -> list[tuple[float, float]]:
-    """Top and bottom of each decode lane in a row from 0 to 1."""
-    height = 0.61 / max(1, count)
-    gap = 0.048 if count > 1 else 0.0
-    return [(0.175 + i * height, 0.175 + (i + 1) * height - gap) for i in range(count)]
-
-
-def hatch_path(x0: float, x1: float, top: float, bottom: float) -> tuple[list[float], list[float]]:
-    """Diagonal lines over a box, as one multi-line with gaps."""
-    xs: list[float] = []
-    ys: list[float] = []
-    for a, b, c, d in hatch_lines(3, 0.0, 1.0):
-        xs += [round(x0 + a * (x1 - x0), 2), round(x0 + c * (x1 - x0), 2), _NAN]
-        ys += [round(top + b * (bottom - top), 2), round(top + d * (bottom - top), 2), _NAN]
-    return xs, ys
