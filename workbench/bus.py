@@ -14,6 +14,7 @@ model (`[number, kind, value]`), so that they arrive alike through a notebook's 
 | data-step | ["visit", step] |
 | data-send inside data-form | [its value or "submit", {field: text}] |
 | a slider with data-rate | ["rate", its value] |
+| the keyboard's cursor in a pool with a lens | ["lens", block] |
 | keys | the same messages as the buttons; inside of lists and pools see `roving` |
 | page shown, or shown again | ["hello", {"dark": bool}] |
 | a tick was missed | ["resync"] |

@@ -117,6 +117,8 @@ class _Take:
                 panel.root.css_classes = ["kv-off"]  # this machine, now: no part of what was recorded
         screen.panels = [panel for panel in screen.panels if panel.name != "host"]
         for panel in screen.panels:
+            if isinstance(panel.view, BlockMap):
+                panel.view.with_lens = False  # it could not be moved
             if isinstance(panel.view, EventLog):
                 panel.view.names_readers, panel.view.shown = True, _LINES
         for part in screen.root.select({"type": Div}):

@@ -17,7 +17,7 @@ class PageCommands:
     """A message of one of the `kinds` calls the method of that name. A subclass adds to them, and to `acts`, which says what the
     page's `data-do` names stand for."""
 
-    kinds = frozenset({"do", "table", "label", "select", "hello"})
+    kinds = frozenset({"do", "table", "label", "select", "lens", "hello"})
 
     def __init__(self, choices: Choices):
         self._choices = choices
@@ -64,6 +64,9 @@ class PageCommands:
     def _select(self, kind: str, number: float) -> None:
         if kind in ("request", "block"):
             self._choices.toggle(Selection(kind, int(number)))
+
+    def _lens(self, block: float) -> None:
+        self._choices.lens = int(block)
 
     def _hello(self, facts: dict[str, Any]) -> None:
         if not self._choices.theme_chosen:

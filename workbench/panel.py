@@ -33,6 +33,7 @@ class Panel:
     widths: frozenset[str] = frozenset({"narrow", "medium", "wide"})
     tabs: frozenset[str] = frozenset(TABS)
     reader: Reader = field(default_factory=Reader)
+    looked_at: int = 0  # where the keyboard moved the lens of a pool map to
     drawn: dict[str, float] = field(default_factory=dict)
 
     def update(self, tick: Tick, choices: Choices, *, force: bool, drawn_at: float = -math.inf) -> None:
@@ -44,6 +45,9 @@ class Panel:
             self.view.filter = choices.log_filter
         if self.name == "block_map" and getattr(self.view, "label", choices.label) != choices.label:
             self.view.label = choices.label
+        if self.name == "block_map" and self.looked_at != choices.lens:
+            self.looked_at = choices.lens
+            self.view.look_at(choices.lens)
         self.view.update(frame)
         if self.head is None or self.twin is None:
             return

@@ -5,7 +5,7 @@ A list has data-list and items with a tabindex (`markup.one_stop` writes it). It
 it, and so is every button of the page: what has the focus is remembered by its data attributes and found again.
 
 A pool is a figure with data-pool, its name. It says how to walk in the tags of its source "cursor", [blocks, columns, a word for each code of
-its cells]; the ring around the cursor is that source's row, which only this script writes. What the ring is around is told to a
+its cells, whether a lens follows it]; the ring around the cursor is that source's row, which only this script writes. What the ring is around is told to a
 screen reader and to the eye.
 """
 
@@ -86,7 +86,9 @@ function roving(el, send, index) {
     const more = data.about && `, generation ${data.generation[block]}, read by ${data.about[block]}; ${data.filled[block]} slots written`;
     say(`Block ${block}: ${words[Math.min(code, words.length - 1)]}${data.about?.[block] ? more : ""}`);
   };
-  const stand = (pool, block) => { places.set(pool.cursor, block); draw(pool, block); tell(pool, block); };
+  let aimed = 0, aims = 0;                                   // the lens follows the cursor, ten times a second at most
+  const aim = (block) => { aimed = block; aims ||= setTimeout(() => { aims = 0; send("lens", aimed); }, 100); };
+  const stand = (pool, block) => { places.set(pool.cursor, block); draw(pool, block); tell(pool, block); if (pool.cursor.tags[3]) aim(block); };
   const dress = (at, node) => {
     at.setAttribute("role", "application");
     at.setAttribute("aria-label", `${node.dataset.pool}: arrow keys go from block to block, Enter selects`);

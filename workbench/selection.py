@@ -45,6 +45,7 @@ class Choices:
     theme_chosen: bool = False  # by the button; from then on the notebook's theme is not followed
     log_filter: str = "all"
     label: str = "owner"  # what the cells of the pool map say
+    lens: int = 0  # block that the keyboard's cursor in a large pool map is at
     token: tuple[int, int, int] | None = None  # (request id, sample, index) whose alternatives the output panel shows
     sample: int = 0  # which sample of the selected request the output panel shows
     note: tuple[str, str] = ("", "")  # ("ok" | "warn", sentence) under the submit form

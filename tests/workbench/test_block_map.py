@@ -274,3 +274,39 @@ def test_the_inset_shows_the_same_blocks_without_words():
     assert inset.root.children == [inset.figure] and inset.svg() == "" and inset.table() == view.table()
     inset._tapped(Tap(inset.figure, x=3.5, y=2.5))
     assert (chosen[0].kind, chosen[0].id) == ("block", 2 * 16 + 3)
+
+
+@pytest.mark.parametrize(("num_blocks", "columns"), [(1024, 64), (1030, 64), (16_384, 256)])
+def test_a_lens_shows_a_part_of_a_large_pool_as_labelled_cells(num_blocks, columns):
+    view, frame, _ = drawn(93, num_blocks=num_blocks)
+    cells, place = view.sources["lens_cells"].data, view.sources["lens_place"].data
+    assert list(cells["block"]) == [row * columns + x for row in range(4) for x in range(15)]
+    assert [place[side][0] for side in ("left", "right", "top", "bottom")] == [0, 15, 0, 4]
+    labels, faces = glyph.label_codes(frame, "owner"), glyph.face_codes(frame, by_state=view._by_state(frame))
+    for cell, block in enumerate(cells["block"]):
+        assert cells["face"][cell] == faces[block]
+        assert cells["label"][cell] == glyph.label_text(
+            labels[block], "owner", dict(zip(glyph.sequence_codes(frame).tolist(), frame.labels, strict=True))
+        )
+    view.look_at(num_blocks - 1)
+    view.update(frame)
+    shown = [(x, block) for x, block in zip(cells["x"], cells["block"], strict=True)]
+    assert num_blocks - 1 in [block for _, block in shown]
+    assert all(np.isnan(x) == (block < 0) for x, block in shown), "behind the last block nothing is drawn"
+    view.look_at(num_blocks)
+    assert list(view.sources["lens_cells"].data["block"]) == [block for _, block in shown], "there is no such block"
+
+
+def test_the_lens_follows_the_selection_and_a_tap_in_it_selects():
+    chosen = []
+    view, frame, source = drawn(93, num_blocks=1024, on_select=chosen.append)
+    assert view.sources["lens_rows"].data["text"][0] == "0"
+    frame = source.frame(steps=0, selection=Selection("block", 900))
+    view.update(frame)
+    cells, ring = view.sources["lens_cells"].data, view.sources["lens_chosen"].data
+    cell = list(cells["block"]).index(900)
+    assert (ring["x"][0], ring["y"][0]) == (cell % 15, cell // 15)
+    view._lens._tapped(Tap(None, x=cell % 15 + 0.5, y=cell // 15 + 0.5))
+    view._lens._tapped(Tap(None, x=16.0, y=0.5))
+    assert [(c.kind, c.id) for c in chosen] == [("block", 900)]
+    assert not BlockMap().sources.keys() & {"lens_cells"}, "a small pool needs none"

@@ -41,17 +41,18 @@ def square(near: float, far: float) -> dict:
 
 
 class CellGrid:
-    """Draws blocks of a frame into `fig`; `columns` cells a row, with labels where the cells are large enough."""
+    """Draws blocks of a frame into `fig`; `columns` cells a row, with labels where the cells are large enough. Cell i stands
+    for block `ids[i]`, by default i; −1 for none: such a cell is not drawn."""
 
     def __init__(self, fig: figure, theme: Theme, num_blocks: int, columns: int, *, labelled: bool):
         self.fig, self.theme, self.labelled = fig, theme, labelled
         self.num_blocks, self.columns = num_blocks, columns
+        self.ids = np.arange(num_blocks)
         self.label = "owner"
         self._readers_drawn: tuple | None = None
         self._few_drawn: tuple | None = None
         self._size_codes = np.zeros(num_blocks, np.int64)
-        ids = np.arange(num_blocks)
-        self.x, self.y = (ids % columns).astype(float), (ids // columns).astype(float)
+        self.x, self.y = (self.ids % columns).astype(float), (self.ids // columns).astype(float)
         self.gap = GAP / 2 if labelled else 0.07
         self.cells = ColumnDataSource(self._cells())
         self.hatch = ColumnDataSource(self._hatch(7 if labelled else 3, self.gap))
@@ -91,6 +92,15 @@ class CellGrid:
         xs = [(x + across).astype(np.float32) for x in self.x]
         ys = [(y + down).astype(np.float32) for y in self.y]
         return {"xs": xs, "ys": ys, "alpha": [0.0] * self.num_blocks}
+
+    def show(self, ids: np.ndarray) -> None:
+        """Let cells stand for these blocks from the next frame on."""
+        self.ids = ids
+        self.rows.set(
+            "x", np.where(ids < 0, -1, self.x.astype(np.int64)), lambda _, x: np.where(x < 0, np.nan, x).tolist()
+        )
+        self.rows.set("block", ids)
+        self._readers_drawn = self._few_drawn = None
 
     # -- renderers, from the bottom up: faces, hatch, feet, outlines, strips, (arrows), ring, labels -----------------
 
@@ -197,7 +207,7 @@ class CellGrid:
         self.hatch_rows.forget()
 
     def whose(self) -> dict[str, Whose]:
-        blocks = list(range(self.num_blocks))
+        blocks = self.ids.tolist()
         x, y = (np.asarray(self.strips.data[name], np.int64) for name in ("x", "y"))
         adds = {
             "cells": {"dim": DIMMED["dim"], "bar": 1} if self.labelled else {"dim": DIMMED["dim"]},
@@ -209,23 +219,24 @@ class CellGrid:
     # -- one frame --------------------------------------------------------------------------------------------------
 
     def update(self, frame: Frame, *, by_state: bool) -> None:
-        snapshot, rows = frame.snapshot, self.rows
-        state, lit = snapshot.block_state, frame.lit_blocks
-        dimmed = np.zeros(self.num_blocks, np.int8) if lit is None else (~lit).astype(np.int8)
-        rows.set("face", glyph.face_codes(frame, by_state=by_state))
+        snapshot, rows, ids = frame.snapshot, self.rows, self.ids
+        state, lit = snapshot.block_state[ids], frame.lit_blocks
+        dimmed = np.zeros(self.num_blocks, np.int8) if lit is None else (~lit[ids]).astype(np.int8)
+        rows.set("face", glyph.face_codes(frame, by_state=by_state)[ids])
         rows.set("dim", dimmed + 2 * (state == BlockState.IN_FLIGHT))
-        written = np.where((state >= BlockState.ACTIVE) & (state != BlockState.PINNED), snapshot.written, 0)
-        partly = (written > 0) & (written < snapshot.block_size)
+        written = np.where((state >= BlockState.ACTIVE) & (state != BlockState.PINNED), snapshot.written[ids], 0)
+        partly = (written > 0) & (written < snapshot.block_size) & (ids >= 0)
         rows.set("unwritten", np.where(partly, written, -1), self._unwritten(snapshot.block_size))
         if self.labelled:
-            self._update_labels(frame, dimmed)
+            self._update_labels(frame, state, dimmed)
         rows.flush()
-        idle = np.clip((snapshot.step - snapshot.last_used_step) * _IDLE_LEVELS // _IDLE_STEPS, 0, _IDLE_LEVELS)
-        cached = state == BlockState.CACHED
+        used = snapshot.step - snapshot.last_used_step[ids]
+        idle = np.clip(used * _IDLE_LEVELS // _IDLE_STEPS, 0, _IDLE_LEVELS)
+        cached = (state == BlockState.CACHED) & (ids >= 0)
         self.hatch_rows.set("alpha", np.where(cached, 1 + idle + dimmed * DIMMED["alpha"], 0))
         self.hatch_rows.flush()
-        self._update_strips(frame, lit)
-        self._update_few(frame, lit)
+        self._update_strips(frame, state, lit)
+        self._update_few(frame, state, lit)
 
     def _unwritten(self, block_size: int):
         """Left edge of the unwritten part of the foot; NaN hides it."""
@@ -236,8 +247,8 @@ class CellGrid:
 
         return encode
 
-    def _update_labels(self, frame: Frame, dimmed: np.ndarray) -> None:
-        snapshot, rows = frame.snapshot, self.rows
+    def _update_labels(self, frame: Frame, state: np.ndarray, dimmed: np.ndarray) -> None:
+        snapshot, rows, ids = frame.snapshot, self.rows, self.ids
 
         def text(changed: np.ndarray, codes: np.ndarray) -> list[str]:
             names = dict(zip(glyph.sequence_codes(frame).tolist(), frame.labels, strict=True))
@@ -245,42 +256,38 @@ class CellGrid:
             self._size_codes[changed] = [min(max(len(word) - 2, 0), len(_FONTS) - 1) for word in words]
             return words
 
-        rows.set("label", glyph.label_codes(frame, self.label), text)
+        rows.set("label", glyph.label_codes(frame, self.label)[ids], text)
         rows.set("size", self._size_codes, [self.theme.font(size) for size in _FONTS])
-        rows.set("bar", glyph.barred(frame) * (1 + dimmed))
-        rows.set("generation", snapshot.generation)
-        rows.set("filled", np.where(snapshot.block_state == BlockState.EMPTY, 0, snapshot.filled))
-        rows.set("about", self._reader_codes(frame), lambda changed, _: [about(frame, b) for b in changed.tolist()])
+        rows.set("bar", glyph.barred(frame)[ids] * (1 + dimmed))
+        rows.set("generation", snapshot.generation[ids])
+        rows.set("filled", np.where(state == BlockState.EMPTY, 0, snapshot.filled[ids]))
+        # A number that changes when the readers of a block, or the last use of a cached one, change.
+        codes = np.where(state == BlockState.CACHED, -1 - snapshot.last_used_step[ids], frame.reader_codes[ids])
+        rows.set("about", codes, lambda changed, _: [about(frame, b) for b in ids[changed].tolist()])
 
-    @staticmethod
-    def _reader_codes(frame: Frame) -> np.ndarray:
-        """A number that changes when the readers of a block, or the last use of a cached one, change."""
-        snapshot = frame.snapshot
-        return np.where(snapshot.block_state == BlockState.CACHED, -1 - snapshot.last_used_step, frame.reader_codes)
-
-    def _update_strips(self, frame: Frame, lit: np.ndarray | None) -> None:
-        snapshot = frame.snapshot
-        shared = np.flatnonzero(snapshot.block_state == BlockState.SHARED)
+    def _update_strips(self, frame: Frame, state: np.ndarray, lit: np.ndarray | None) -> None:
+        cells = np.flatnonzero((state == BlockState.SHARED) & (self.ids >= 0))
+        shared = self.ids[cells]
         drawn = (shared.tolist(), frame.reader_codes[shared].tolist(), None if lit is None else lit[shared].tolist())
         if drawn == self._readers_drawn or not self.labelled:
             return
         self._readers_drawn = drawn
         x, y, codes, counts = [], [], [], []
-        for block in shared.tolist():
+        for cell, block in zip(cells.tolist(), shared.tolist(), strict=True):
             hues = list(dict.fromkeys((frame.owner_slots[frame.readers(block)] % len(OWNER_HUES)).tolist()))[:_STRIP]
             width = (1 - 2 * self.gap - 0.2) / max(1, len(hues))
-            x.extend(self.x[block] + self.gap + 0.1 + (i + 0.5) * width for i in range(len(hues)))
-            y.extend([int(self.y[block])] * len(hues))
+            x.extend(self.x[cell] + self.gap + 0.1 + (i + 0.5) * width for i in range(len(hues)))
+            y.extend([int(self.y[cell])] * len(hues))
             dimmed = lit is not None and not lit[block]
             codes.extend(hue + DIMMED["code"] * dimmed for hue in hues)
             counts.extend([len(hues)] * len(hues))
         small = {"y": y, "code": codes, "count": counts}
         self.strips.data = {"x": np.array(x, np.float32)} | {k: np.array(v, np.uint8) for k, v in small.items()}
 
-    def _update_few(self, frame: Frame, lit: np.ndarray | None) -> None:
+    def _update_few(self, frame: Frame, state: np.ndarray, lit: np.ndarray | None) -> None:
         """The ring around chosen blocks and the corner of pinned ones."""
-        chosen = frame.selected_blocks
-        pinned = np.flatnonzero(frame.snapshot.block_state == BlockState.PINNED).tolist()
+        chosen = np.flatnonzero(np.isin(self.ids, frame.selected_blocks))
+        pinned = np.flatnonzero((state == BlockState.PINNED) & (self.ids >= 0)).tolist()
         drawn = (pinned, frame.selection, chosen.tolist())
         if drawn == self._few_drawn:
             return
@@ -289,7 +296,7 @@ class CellGrid:
         corner = {
             "xs": [[round(self.x[b] + self.gap + d, 3) for d in (0.02, 0.3, 0.02)] for b in pinned],
             "ys": [[round(self.y[b] + self.gap + d, 3) for d in (0.02, 0.02, 0.3)] for b in pinned],
-            "alpha": [1.0 if lit is None or lit[b] else self.theme.dim_alpha for b in pinned],
+            "alpha": [1.0 if lit is None or lit[self.ids[b]] else self.theme.dim_alpha for b in pinned],
         }
         replace_if_changed(self.corners, corner)
 

@@ -1,12 +1,14 @@
 """The pool map: every KV block as one cell, who owns it, how full it is, and what the last step did to it.
 
 x = id mod columns, y = id div columns. Up to 512 blocks: labelled cells, 16 a row. Up to 4,096: cells without labels,
-64 a row. Above: an image with one pixel a block. A tap selects the block under it through `on_select`; a second tap on
+64 a row. Above: an image with one pixel a block. Under both a lens shows a part of it as labelled cells. A tap selects the block under it through `on_select`; a second tap on
 the same block clears the selection. By key a cursor does the same; the page's script moves it (see `roving`). `label` changes
 only the text in the cells, never a colour.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from bokeh.events import Tap
 from bokeh.layouts import column
@@ -19,6 +21,7 @@ from .base import ENDED, Frame, View, Whose, capped, empty_source, font, plain_f
 from .block_cells import CellGrid, square
 from .block_image import COLUMNS as IMAGE_COLUMNS
 from .block_image import STATE_WORDS, ImageGrid
+from .block_lens import BlockLens
 from .block_marks import StepMarks
 from .block_svg import summary, svg
 from .host_strip import HostStrip
@@ -37,6 +40,7 @@ class BlockMap(View):
     LABELS = glyph.LABELS
     is_inset = False  # True: cells without labels and marks, and neither legend nor host strip
     widest_cell = _PITCH
+    with_lens = True  # above LABELLED_UPTO blocks
 
     def __init__(self, theme: Theme = LIGHT, **callbacks):
         super().__init__(theme, **callbacks)
@@ -47,6 +51,8 @@ class BlockMap(View):
         self._legend = Div(sizing_mode="stretch_width", margin=0)
         self._grid: CellGrid | ImageGrid | None = None
         self._marks: StepMarks | None = None
+        self._lens: BlockLens | None = None
+        self._looked_at = -1  # the block that the lens was last moved to by a selection
         self.host = HostStrip(theme)
         self.root = column(self._legend, sizing_mode="stretch_width", margin=0, spacing=0)
         self._show_pool(128)
@@ -80,19 +86,26 @@ class BlockMap(View):
             self._grid.label = self._label
         else:
             self._grid, self._marks = ImageGrid(fig, self.theme, num_blocks), None
+        self._lens = None
+        if num_blocks > LABELLED_UPTO and self.with_lens and not self.is_inset:
+            tap = partial(self.choose, "block")
+            self._lens = BlockLens(fig, self.theme, num_blocks, columns, self._tooltip(), tap)
+            self._lens.figure.max_width, self._lens.grid.label = fig.max_width, self._label
         self._draw_cursor(fig, columns)
         self._row_labels(fig, columns, num_rows, gutter)
         self._add_hover(fig)
         fig.on_event(Tap, self._tapped)
         self.sources = dict(self._grid.sources) | (self._marks.sources if self._marks else {}) | self.host.sources
+        lens = [] if self._lens is None else [self._lens.root]
+        self.sources |= self._lens.sources if self._lens is not None else {}
         self._paint_legend()
-        self.root.children = [fig] if self.is_inset else [self._legend, fig, self.host.root]
+        self.root.children = [fig] if self.is_inset else [self._legend, fig, *lens, self.host.root]
 
     def _draw_cursor(self, fig: figure, columns: int) -> None:
         """Where the keyboard stands: one row of x and y, which the page writes."""
         words = STATE_WORDS if isinstance(self._grid, ImageGrid) else glyph.FACE_WORDS
         source = empty_source("x", "y")
-        source.tags = [self._num_blocks, columns, list(words)]
+        source.tags = [self._num_blocks, columns, list(words), self._lens is not None]
         box = {**square(-0.07, 1.07), "source": source, "fill_color": None, "border_radius": 9}
         self._cursor_halo = fig.quad(**box, line_width=6.5, line_color=self.theme.panel)
         self._cursor = fig.quad(**box, line_width=3, line_dash=[6, 3], line_color=self.theme.accent, name="cursor")
@@ -139,6 +152,9 @@ class BlockMap(View):
         if isinstance(self._grid, CellGrid):
             self._grid.label = kind
             self._grid.rows.forget(("label",))
+        if self._lens is not None:
+            self._lens.grid.label = kind
+            self._lens.grid.rows.forget(("label",))
         if self.frame is not None:
             self.update(self.frame)
 
@@ -165,12 +181,27 @@ class BlockMap(View):
         self._grid.update(frame, by_state=self._by_state(frame))
         if self._marks is not None:
             self._marks.update(frame)
+        if self._lens is not None:
+            self._follow(frame)
+            self._lens.update(frame, by_state=self._by_state(frame))
         self.host.update(frame)
         counts = glyph.count_states(frame)
         late = not frame.running or not 0 <= frame.now - self._counted_at < COUNT_EVERY
         if counts != self._counts and late:
             self._counts, self._counted_at = counts, frame.now
             self._legend.styles = self._legend_counts()
+
+    def look_at(self, block: int) -> None:
+        """Move the lens, if there is one, to where this block is."""
+        if self._lens is not None:
+            self._lens.look_at(block)
+
+    def _follow(self, frame: Frame) -> None:
+        """A block that is selected comes into the lens; of a request its first one."""
+        wanted = int(frame.selected_blocks[0]) if len(frame.selected_blocks) else -1
+        if wanted != self._looked_at and wanted >= 0 and not self._lens.shows(wanted):
+            self._lens.look_at(wanted)
+        self._looked_at = wanted
 
     def _by_state(self, frame: Frame) -> bool:
         owners = len({r.id for r in frame.snapshot.requests if r.status not in ENDED})
@@ -186,6 +217,9 @@ class BlockMap(View):
         self._cursor_halo.glyph.line_color, self._cursor.glyph.line_color = theme.panel, theme.accent
         self._grid.paint(theme)
         self.host.paint(theme)
+        if self._lens is not None:
+            self._lens.paint(theme, self._tooltip())
+            self._lens.figure.max_width = self.figure.max_width
         if self._marks is not None:
             self._marks.paint(theme)
         self._paint_legend()
