@@ -58,7 +58,7 @@ class CachedText:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def _publish(self, seq: Sequence, num_tokens: int, cause: Cause) -> None:
-        text, pool, size = seq.text, self.pool, self.common_size
+        text, pool, size = self._text(seq), self.pool, self.common_size
         while text.num_blocks and not self._holds_path(seq, text.num_blocks - 1):
             self.cache.retract(text, text.num_blocks - 1)  # another withdrew it, and it is this sequence's text too
         while num_tokens > text.num_blocks * size and not self._holds_end(seq, num_tokens):
