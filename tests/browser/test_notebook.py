@@ -21,8 +21,9 @@ BLOCK = """
 import pathlib, time
 until, stop = time.monotonic() + 300, pathlib.Path("stop")
 while time.monotonic() < until and not stop.exists():
-    for shown in wb._screens:  # a third of a message, as a view has it that was made amid one
-        shown.widget.send({"msg": "patch", "payload": "{}"})
+    with wb._lock:  # between two messages
+        for shown in wb._screens:  # a third of one, as a view has it that was made amid one
+            shown.widget.send({"msg": "patch", "payload": "{}"})
     try:
         engine.generate(["Tell me of the sea", "Tell me of the north wind", "Tell me of a lighthouse"],
                         SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True))
