@@ -48,8 +48,8 @@ def write(recording: Recording, path: Path) -> Path:
     arrays |= {f"block/{name}": np.ascontiguousarray(rows[name]) for name in _columns(recording.base.facts)}
     requests, text_arrays = texts_file.packed(recording)
     info = None if recording.info is None else asdict(recording.info)
-    for held in (facts, info or {"block_sizes": ()}):
-        if not held["block_sizes"]:
+    for held in (facts, info):
+        if held and not held["block_sizes"]:
             del held["block_sizes"]
     page = {
         "kind": KIND,
