@@ -7,6 +7,8 @@ compiling kernels. Knows no driver thread and no request.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,6 +61,7 @@ def assemble(config: EngineConfig) -> Assembly:
     tokenizer = _load_tokenizer(config, files)
     loading = Loading(device)
     model = load_model(files, dtype=dtype, device=device, kernels=kernels, quantization=config.quantization)
+    _give_memory_back()
     num_blocks = decide_num_blocks(config, model.spec, kernels, loading)
     max_model_len = _max_model_len(config.max_model_len, model)
     config = replace(
@@ -77,6 +80,12 @@ def assemble(config: EngineConfig) -> Assembly:
     core = EngineCore(model, storage, config, eos_token_ids=_eos_token_ids(model, tokenizer))
     compiler.release_threads()  # this thread has packed the weights; the engine's own thread takes over
     return Assembly(config, core, tokenizer, _info(config, model, storage, num_threads, max_model_len))
+
+
+def _give_memory_back() -> None:
+    """What loading needed in between, up to 0.2 GB, stays in glibc's heap, where neither weights nor pool take from it."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _device(name: str) -> torch.device:
